@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import signal
@@ -64,17 +63,6 @@ def children(pid: int) -> list[int]:
         if int(fields[1]) == pid:
             found.append(int(folder.name))
     return found
-
-
-class WhileStopped:
-    """A clock that goes on only while a process of this one is stopped: no other ever seems to hang."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        if any(state(child.pid or 0) == "T" for child in multiprocessing.active_children()):
-            self.now += 1.0
-        return self.now
 
 
 def forked(act: Callable[[], int | None], output: Path | None = None) -> int:

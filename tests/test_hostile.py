@@ -57,7 +57,7 @@ class Scene:
         """What counts when the liar sends this."""
         self.run.server = replace(self.start, memory=dict(self.start.memory), extras=dict(self.start.extras))
         for client in tiny.SIZES:
-            self.run.memory.keep(client, self.remembered.get(client, {}), 1)
+            self.run.memory.keep(client, self.remembered.get(client, {}))
 
         def trained(tasks: Sequence[Task], _: Broadcast) -> Iterator[Result[Any] | Missing]:
             for task in tasks:

@@ -13,23 +13,23 @@ PACKAGE = Path(__file__).parents[1] / "src" / "fedkeel"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # Lines of each room (".": the modules at the top): what is added must be smaller than what goes.
 MOST_LINES = {
-    ".": 1938,
+    ".": 1660,
     "analysis": 2002,
-    "cli": 2343,
-    "core": 1850,
+    "cli": 2339,
+    "core": 1673,
     "data": 6612,
-    "deploy": 3450,
+    "deploy": 3426,
     "drawing": 466,
-    "engine": 2971,
-    "engine/executors": 1986,
-    "experiments": 6400,
+    "engine": 2754,
+    "engine/executors": 1831,
+    "experiments": 6401,
     "formulas": 1652,
-    "methods": 2639,
-    "models": 1277,
-    "nn": 2777,
+    "methods": 2649,
+    "models": 958,
+    "nn": 2451,
     "report": 2381,
-    "runs": 3175,
-    "trust": 729,
+    "runs": 3168,
+    "trust": 614,
 }
 # What takes long to import, or need not be installed: only there is an import inside of a function right.
 HEAVY = {

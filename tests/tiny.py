@@ -105,7 +105,6 @@ OPTIONS: dict[str, Any] = {
     "learning_rate": 0.05,
     "executor": "serial",
     "device": "cpu",
-    "checkpoint_every": 1,  # by default a slow disk has fewer
 }
 
 

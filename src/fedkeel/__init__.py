@@ -25,7 +25,7 @@ _HOMES = {
     "fedkeel.observer": ("Observer",),
     "fedkeel.runs.calibrated": ("calibrate",),
     "fedkeel.runs.run": ("Run", "load"),
-    "fedkeel.simulation": ("extend", "resume", "simulate"),
+    "fedkeel.simulation": ("resume", "simulate"),
 }
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from fedkeel.observer import Observer
     from fedkeel.runs.calibrated import calibrate
     from fedkeel.runs.run import Run, load
-    from fedkeel.simulation import extend, resume, simulate
+    from fedkeel.simulation import resume, simulate
 
 __all__ = [
     "Advice", "Comparison", "Config", "FedkeelError", "Method", "Observer", "Run", "Traits", "Tuning", "advise",
-    "aggregation", "analysis", "calibrate", "compare", "data", "engine", "extend", "load", "losses", "messages",
+    "aggregation", "analysis", "calibrate", "compare", "data", "engine", "load", "losses", "messages",
     "methods", "models", "nn", "register", "register_metric", "resume", "simulate", "state", "tune",
 ]  # fmt: skip
 

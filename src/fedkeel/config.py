@@ -191,7 +191,7 @@ class Config:
     precision: Literal["float32", "tf32", "bf16"] = option("tf32", "arithmetic on a GPU: fewer bits are faster", ON_GPU)
     compile: bool = option(False, "compile the network with torch.compile: faster steps after a minute or so", COMPILED)
     memory_limit: Number = option(1024, "MiB of clients' memories that are not moved to disk", HELD)
-    checkpoint_every: Number = option(0, "rounds between checkpoints (0: every round, less often where they are slow)")
+    checkpoint_every: Count = option(1, "rounds between checkpoints; the last round has one in any case")
 
     def __post_init__(self) -> None:
         check_fields(self)

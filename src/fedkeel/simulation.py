@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,11 @@ from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.method import Method
 from fedkeel.data.federation import Federation, called
 from fedkeel.engine.checks import check_objects, refuse_name, refuse_unused
-from fedkeel.engine.children import leave_if_imported_again
-from fedkeel.engine.examination import examine
 from fedkeel.engine.executors.executor import names_single_threaded
 from fedkeel.engine.executors.flower.roster import FILE as SITES
 from fedkeel.engine.idle import refuse_idle
 from fedkeel.engine.metrics import asked
+from fedkeel.engine.outcome import examine, model_of, personal_of
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import Setup, prepare
 from fedkeel.engine.tasks import LostMemory
@@ -81,7 +81,7 @@ def simulate(
     >>> run.rounds_done, sorted(run.domains)
     (2, ['paper', 'scan', 'street', 'stroke', 'texture'])
     """
-    leave_if_imported_again()
+    imports.refuse_while_importing()
     given: dict[str, Any] = {**options}
     if isinstance(method, str):
         given["method"], method = method, None
@@ -93,12 +93,11 @@ def simulate(
     if directory is not None:
         directory = as_path(directory)
         refuse_to_hide(directory)
-    given = {"data": federation, "model": model, "method": method}
-    settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
-    refuse_idle(settings)
-    setup = prepare_run(settings, federation=federation, model=model, method=method)
+    objects = {"data": federation, "model": model, "method": method}
+    settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in objects.items() if thing is not None})
+    setup = build(settings, federation=federation, model=model, method=method)
     with watched(observer, verbose) as observer:
-        store = Store.create(directory or free_directory(settings), setup.config, records(setup, given))
+        store = Store.create(directory or free_directory(settings), setup.config, records(setup, objects))
         return finish(store, setup, observer).remember(model=model, method=method)
 
 
@@ -106,179 +105,180 @@ def simulate(
 def resume(
     directory: str | Path,
     *,
-    federation: Federation | None = None,
-    model: nn.Module | None = None,
-    method: Method | None = None,
-    observer: Observer | None = None,
-    verbose: bool | None = None,
-    changed_code: bool = False,
-    **machine: Unpack[MachineOptions],
-) -> Run:
-    """Go on with a run that was stopped, from its last good checkpoint. A finished run is returned as it is.
-
-    `machine` are options that do not change the result, `device="cpu"` or `workers=4`, where they are to be others
-    than those the run began with. Data that have changed since then are refused, and so is other code of the method or
-    the model, unless `changed_code` says to go on; another kind of machine is told of. `verbose` as in `simulate`.
-
-    >>> run = fedkeel.simulate(rounds=1, subsample=30, directory="runs/whole")
-    >>> fedkeel.resume("runs/whole").accuracy == run.accuracy
-    True
-    """
-    objects = {"federation": federation, "model": model, "method": method}
-    return _go_on(directory, objects, {**machine}, (observer, verbose), changed_code=changed_code)
-
-
-@shortages_explained()
-def extend(
-    directory: str | Path,
-    *,
-    rounds: int,
+    rounds: int | None = None,
     observer: Observer | None = None,
     verbose: bool | None = None,
     changed_code: bool = False,
     **others: Unpack[Others],
 ) -> Run:
-    """Go on with a finished run until it has had `rounds` in all; the result is that of a run of so many.
+    """Go on with a run that was stopped, from its last good checkpoint. A finished run is returned as it is.
 
-    A schedule or a method that goes by the number of rounds is refused: its first rounds would have been others. A run
-    that was stopped early gets new patience. The other arguments are those of `resume`.
+    Args:
+        directory: of the run.
+        rounds: of a finished run, go on until it has had so many in all; the result is that of a run of so many. A
+            schedule or a method that goes by the number of rounds is refused: its first rounds would have been others.
+            A run that was stopped early gets new patience.
+        observer, verbose: as in `simulate`.
+        changed_code: go on though the code of the method or the model is other than it was.
+        others: `federation`, `model` and `method`, where the run was given objects; and options that do not change the
+            result, `device="cpu"` or `workers=4`, where they are to be others than those the run began with.
 
-    >>> run = fedkeel.simulate(rounds=1, subsample=30, directory="runs/longer")
-    >>> fedkeel.extend("runs/longer", rounds=2).rounds_done
+    Data that have changed since then are refused, and so is other code; another kind of machine is told of.
+
+    >>> run = fedkeel.simulate(rounds=1, subsample=30, directory="runs/whole")
+    >>> fedkeel.resume("runs/whole").accuracy == run.accuracy
+    True
+    >>> fedkeel.resume("runs/whole", rounds=2).rounds_done
     2
     """
+    imports.refuse_while_importing()
     machine: dict[str, Any] = {**others}
     objects = {name: machine.pop(name, None) for name in ("federation", "model", "method")}
-    return _go_on(directory, objects, machine, (observer, verbose), changed_code=changed_code, rounds=rounds)
-
-
-def _go_on(
-    directory: str | Path,
-    objects: Mapping[str, Any],
-    machine: Mapping[str, Any],
-    watching: tuple[Observer | None, bool | None],
-    *,
-    changed_code: bool,
-    rounds: int | None = None,
-) -> Run:
-    observer, verbose = watching
-    leave_if_imported_again()
-    for name in machine:
-        if name not in MACHINE_OPTIONS:
-            raise FedkeelError(
-                f"'{name}' cannot change when a run is resumed: give only {', '.join(MACHINE_OPTIONS)}, "
-                "or start a new run."
-            )
+    if unknown := next((name for name in machine if name not in MACHINE_OPTIONS), ""):
+        raise FedkeelError(
+            f"'{unknown}' cannot change when a run is resumed: give only {', '.join(MACHINE_OPTIONS)}, "
+            "or start a new run."
+        )
     check_objects(**objects, observer=observer)
     run = Run(directory)
-    settings = run.config.replace(**machine)
+    settings = run.config.replace(**machine, **({} if rounds is None else {"rounds": rounds}))
     if run.finished:
         run.check()
     if rounds is not None:
-        settings = settings.replace(rounds=rounds)
-        _refuse_to_extend(run, rounds)
+        _refuse_more_rounds(run, rounds)
     elif run.finished:
         (observer or Observer()).note(f"'{directory}' is finished: nothing is left to do.")
         return run
+    _refuse_what_is_not_here(run, objects)
+    setup, notes = _as_it_began(run, settings, objects, machine, changed_code=changed_code)
+    with watched(observer, verbose) as observer, closing(Store.open(directory)) as store:
+        for note in notes:
+            observer.note(note)
+        if rounds is not None:
+            reopen(run, store, setup.worker.method, rounds)
+        return finish(store, setup, observer).remember(model=objects["model"], method=objects["method"])
+
+
+# -- to go on --------------------------------------------------------------------------------------------------------
+def _refuse_more_rounds(run: Run, rounds: int) -> None:
+    directory = run.directory
+    if not run.finished:
+        raise FedkeelError(f"'{directory}' is not finished: first '{how_to_continue(directory)}', then add rounds.")
+    if (directory / SITES).exists():
+        raise FedkeelError(f"'{directory}' is a run over a network: start another one with '--weights' of its model.")
+    if rounds <= run.rounds_done:
+        raise FedkeelError(f"'{directory}' has had {run.rounds_done} rounds, and 'rounds' is {rounds}: give more.")
+
+
+def _refuse_what_is_not_here(run: Run, objects: Mapping[str, Any]) -> None:
     for name, thing in zip(("data", "model", "method"), objects.values(), strict=True):
         if getattr(run.config, name) == PYTHON_OBJECT and thing is None:
             raise FedkeelError(
-                f"The {name} of '{directory}' was given in Python, not by name: "
+                f"The {name} of '{run.directory}' was given in Python, not by name: "
                 f"give it again, {'federation' if name == 'data' else name}=...."
             )
     if objects["federation"] is None and (run.directory / SITES).exists():
-        how = how_to_continue(directory)
-        raise FedkeelError(f"'{directory}' is a run over a network, with data at its sites: continue it with '{how}'.")
+        how = how_to_continue(run.directory)
+        raise FedkeelError(
+            f"'{run.directory}' is a run over a network, with data at its sites: continue it with '{how}'."
+        )
     imports.refuse_unknown_names(run.directory)
-    refuse_idle(settings, machine)
+
+
+def _as_it_began(
+    run: Run, settings: Config, objects: Mapping[str, Any], asked: Collection[str], *, changed_code: bool
+) -> tuple[Setup, Iterable[str]]:
+    """What goes on, refused if it is not what began; and what to tell of what is another."""
     before = Origin.load(run.directory)
-    if before and not settings.threads and not names_single_threaded(settings) and "workers" not in machine:
+    if before and not settings.threads and not names_single_threaded(settings) and "workers" not in asked:
         # As many as it began with, whatever this machine would take: their number decides the last bits.
         settings = settings.replace(threads=before.threads or 0)
-    objects = {**objects, "federation": objects["federation"] or data_from_afar(run.directory, settings)}
-    setup = prepare_run(settings, **objects)
+    federation = objects["federation"] or data_from_afar(run.directory, settings)
+    setup = build(settings, federation=federation, model=objects["model"], method=objects["method"], asked=asked)
     refuse_other_data(run.directory, setup)
     now = Origin.of(setup)
     if before and not changed_code:
         refuse_other_code(run.directory, before, now)
-    with watched(observer, verbose) as observer:
-        for note in now.notes(before, run.directory) if before else ():
-            observer.note(note)
-        store = Store.open(directory)
-        if rounds is not None:
-            try:
-                reopen(run, store, setup.worker.method, rounds)
-            except BaseException:
-                store.close()
-                raise
-        return finish(store, setup, observer).remember(model=objects["model"], method=objects["method"])
+    return setup, now.notes(before, run.directory) if before else ()
 
 
-def _refuse_to_extend(run: Run, rounds: int) -> None:
-    directory, done = run.directory, run.rounds_done
-    if not run.finished:
-        raise FedkeelError(f"'{directory}' is not finished: first '{how_to_continue(directory)}', then extend it.")
-    if (directory / SITES).exists():
-        raise FedkeelError(f"'{directory}' is a run over a network: start another one with '--weights' of its model.")
-    if rounds <= done:
-        raise FedkeelError(f"'{directory}' has had {done} rounds, and 'rounds' is {rounds}: give more.")
+# -- the walk --------------------------------------------------------------------------------------------------------
+def build(
+    config: Config,
+    *,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    method: Method | None = None,
+    asked: Collection[str] | None = None,
+) -> Setup:
+    """Every name resolved and every refusal made; nothing changes the result afterwards.
+
+    `asked`: of the options only these were asked for now, and must have an effect; by default all.
+    """
+    refuse_idle(config, asked)
+    diagnostics = analysis.requested(config) if config.record else ()
+    setup = prepare(config, federation=federation, model=model, method=method)
+    for diagnostic in diagnostics:
+        diagnostic.check(setup.worker)
+    return setup
 
 
 def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
     """Run the rounds that are left and write the result; begin at the last checkpoint again where memory was lost."""
     while True:
+        live = observer if isinstance(observer, Live) else Live(store.directory, observer or Observer())
         try:
-            return _finish(store, setup, observer)
+            with _ended(store, live):
+                return _finish(store, setup, live)
         except LostMemory as lost:
-            (observer or Observer()).note(f"{lost} The run goes on from there.")
+            live.note(f"{lost} The run goes on from there.")
             store = Store.open(store.directory)
 
 
-def _finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
-    began = time.perf_counter() - store.seconds()  # of earlier starts
-    executor, refused, reason = None, False, STOPPED
-    live = observer if isinstance(observer, Live) else Live(store.directory, observer or Observer())
-    observer = Observers([live, live.then])
+@contextmanager
+def _ended(store: Store, live: Live) -> Iterator[None]:
+    """Whatever ends the run, whoever watches it is told; one that was refused before its first round leaves nothing."""
+    refused, reason = False, STOPPED
     try:
-        if setup.config.record:
-            recorder = analysis.Recorder(analysis.requested(setup.config), store.directory, setup, observer.note)
-            observer = Observers([live, live.then, recorder])
-        executor = setup.executor()
-        federated = Federated(setup, executor, store, observer)
-        server = federated.run()
-        run = Run(store.directory)
-        store.flush()
-        result = summarise_run(run, setup.held_out)
-        summary = result | {
-            "untested_domains": [name for name in setup.domains if name not in result["domains"]],
-            "executor": setup.executor_name,
-            "device": str(setup.worker.device),
-            "seconds": time.perf_counter() - began,
-            **({"extended": [*store.extended]} if store.extended else {}),
-        }
-        model = federated.best_model or {**server.weights, **server.statistics}
-        # What every client has of its own was never trained here, and must not pass for a part of a model.
-        personal = federated.local_tensors() if federated.method.is_personal else ()
-        initial = {} if federated.method.is_personal else setup.worker.initial_local
-        examined = reported(examine(federated, server))
-        store.finish(summary, {**initial, **model}, personal, tables(setup, examined, observer.note))
-        if stopped := stopped_early(summary, setup.config.patience):
-            observer.note(stopped)
-        if federated.best["round"] < 0 and setup.config.select_by != "accuracy":
-            observer.note(f"The validation data give no '{setup.config.select_by}': the result is the last round's.")
+        yield
         reason = ""
     except FedkeelError as error:
         refused, reason = store.is_blank, str(error)
         raise
     finally:
         live.end(reason)
-        if executor is not None:
-            executor.close()
         if refused:
             store.discard()
         else:
             store.close()
-    return Run(store.directory)
+
+
+def _finish(store: Store, setup: Setup, live: Live) -> Run:
+    began = time.perf_counter() - store.seconds()  # of earlier starts
+    observer, config = Observers([live, live.then]), setup.config
+    if config.record:
+        recorder = analysis.Recorder(analysis.requested(config), store.directory, setup, live.note)
+        observer = Observers([live, live.then, recorder])
+    with closing(setup.executor()) as executor:
+        federated = Federated(setup, executor, store, observer)
+        server = federated.run()
+        store.flush()
+        run, setup = Run(store.directory), federated.setup
+        examined = reported(examine(federated, server))
+        found = summarise_run(run, setup.held_out)
+        summary = found | {
+            "untested_domains": [name for name in setup.domains if name not in found["domains"]],
+            "executor": setup.executor_name,
+            "device": str(setup.worker.device),
+            "seconds": time.perf_counter() - began,
+            **({"extended": [*store.extended]} if store.extended else {}),
+        }
+        store.finish(summary, model_of(federated, server), personal_of(federated), tables(setup, examined, live.note))
+    if stopped := stopped_early(summary, config.patience):
+        live.note(stopped)
+    if federated.best.round < 0 and config.select_by != "accuracy":
+        live.note(f"The validation data give no '{config.select_by}': the result is the last round's.")
+    return run
 
 
 def tables(setup: Setup, examined: Sequence[Evaluation], note: Callable[[str], None]) -> Iterator[tuple[str, bytes]]:
@@ -292,21 +292,6 @@ def tables(setup: Setup, examined: Sequence[Evaluation], note: Callable[[str], N
     yield MEASURES, text + b"\n"
     if config.predictions:
         yield from predictions(examined, classes, setup.given.paths, called(setup.given.image_shape))
-
-
-def prepare_run(
-    config: Config,
-    *,
-    federation: Federation | None = None,
-    model: nn.Module | None = None,
-    method: Method | None = None,
-) -> Setup:
-    """As `prepare`, with the diagnostics to be recorded refused as early as can be."""
-    diagnostics = analysis.requested(config) if config.record else ()
-    setup = prepare(config, federation=federation, model=model, method=method)
-    for diagnostic in diagnostics:
-        diagnostic.check(setup.worker)
-    return setup
 
 
 def _settings(config: Config | Mapping[str, Any] | str | Path | None, options: dict[str, Any]) -> Config:

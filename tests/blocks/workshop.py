@@ -42,7 +42,7 @@ QUICKLY: Mapping[str, Any] = {"executor": "serial", "threads": 1}
 @contextmanager
 def cut_short() -> Iterator[None]:
     """Runs by whatever way have few rounds and few images; what blocks register is forgotten afterwards."""
-    simulate, compare, extend, federation = fedkeel.simulate, fedkeel.compare, fedkeel.extend, Cut.federation
+    simulate, compare, resume, federation = fedkeel.simulate, fedkeel.compare, fedkeel.resume, Cut.federation
     tune = fedkeel.tune
 
     def short(options: Mapping[str, Any], config: Config) -> dict[str, Any]:
@@ -61,8 +61,9 @@ def cut_short() -> Iterator[None]:
         fewest = {"trials": min(options.get("trials", TRIALS), TRIALS), "seeds": 1, "jobs": 1}
         return tune(methods, **short(options, Config()) | fewest)
 
-    def more(directory: Any, *, rounds: int, **options: Any) -> fedkeel.Run:
-        return extend(directory, rounds=min(rounds, fedkeel.Run(directory).rounds_done + 1), **options)
+    def more(directory: Any, *, rounds: int | None = None, **options: Any) -> fedkeel.Run:
+        fewer = rounds and min(rounds, fedkeel.Run(directory).rounds_done + 1)
+        return resume(directory, rounds=fewer, **options)
 
     def fewer(cut: Cut, dataset: Dataset) -> Federation:
         divided = cut.partition != partition.build("domains")  # over several clients, each of which needs some
@@ -74,7 +75,7 @@ def cut_short() -> Iterator[None]:
         return federation(cut, replace(dataset, domains=domains))
 
     with (
-        mock.patch.multiple(fedkeel, simulate=of_one, compare=of_several, tune=of_a_search, extend=more),
+        mock.patch.multiple(fedkeel, simulate=of_one, compare=of_several, tune=of_a_search, resume=more),
         mock.patch.object(Cut, "federation", fewer),
         forgetting(),
     ):

@@ -161,7 +161,7 @@ class TestMistakes:
             (["reproduce", "--list", "--checkpoint-every", "2"], "leave '--checkpoint-every' out."),
             (["reproduce", "hbn/table1", "--markdown", "--json"], "two ways to print the same: keep one."),
             (["demo", "--rounds", "3"], "it is one of 'fedkeel run'; see 'fedkeel demo --help'."),
-            (["resume", "/nowhere", "--rounds", "3"], "it is one of 'fedkeel run'; see 'fedkeel resume --help'."),
+            (["resume", "/nowhere", "--seed", "3"], "it is one of 'fedkeel run'; see 'fedkeel resume --help'."),
             (["resume", "/nowhere"], "not a run directory"),
             (["show", "/nowhere"], "not a run directory"),
             (["list", "mehtods"], "did you mean 'methods'?"),

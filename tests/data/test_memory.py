@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from fedkeel.data import load
 from fedkeel.data import memory as room
@@ -96,15 +95,3 @@ def test_a_parquet_file_counts_whole_and_twice(tmp_path: Path, monkeypatch: pyte
         load("cifar10", root=tmp_path, size=64)
     monkeypatch.setattr(room, "available", lambda: needed)
     assert len(load("cifar10", root=tmp_path, size=64).images) == 50
-
-
-def test_what_training_adds_is_computed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedkeel.engine.batches import ImageStore
-
-    federation = load("digits-shift")
-    needed = federation.images.numel()
-    monkeypatch.setattr(room, "available", lambda: needed // 2)
-    with pytest.raises(DataError, match="smaller"):
-        ImageStore(federation, torch.device("cpu"), channels_last=True)
-    monkeypatch.setattr(room, "available", lambda: 100 * needed)
-    ImageStore(federation, torch.device("cpu"), channels_last=True)

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.config import Config
-from fedkeel.data import memory
 from fedkeel.engine.batches import BatchPlan, ImageStore, TrainingPasses, batch_bounds, too_large
-from fedkeel.errors import DataError
 from fedkeel.trust.rules import PlainGradients
 from tests import tiny, vectors
 
@@ -176,19 +174,12 @@ def test_streamed_floats_stay_floats() -> None:
     assert torch.equal(torch.cat([x for x, _ in batches[1]]), on.images[on["north"].train])
 
 
-def test_memory_is_counted_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    on = vectors.federation()
-    samples = max(len(client.train) for client in on.clients)
-    needed = samples * 6 * (4 + 4)
-    monkeypatch.setattr(memory, "available", lambda: needed)
-    ImageStore(on, torch.device("cpu"))
-    monkeypatch.setattr(memory, "available", lambda: needed - 1)
-    with pytest.raises(DataError, match="Batches of the samples of 'own', 6 numbers,"):
-        ImageStore(on, torch.device("cpu"))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2 * on.images.nbytes - 1, 0))
-    assert too_large(on.images, torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2 * on.images.nbytes, 0))
-    assert not too_large(on.images, torch.device("cuda"))
+def test_images_beyond_half_of_the_free_memory_of_a_gpu_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = vectors.federation().images
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2 * images.nbytes - 1, 0))
+    assert too_large(images, torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2 * images.nbytes, 0))
+    assert not too_large(images, torch.device("cuda"))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ killed between any two of its writes."""
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,45 +38,37 @@ def files(folder: Path) -> list[str]:
 
 
 # -- in memory and in files ----------------------------------------------------------------------------------
-def test_below_the_limit_nothing_is_written_before_a_checkpoint_is(tmp_path: Path) -> None:
-    memory = ClientMemory(tmp_path / "memory", limit=300)
+def test_nothing_is_written_before_a_checkpoint_is(tmp_path: Path) -> None:
+    memory = ClientMemory(tmp_path / "memory", limit=0)
     for name in "abc":
-        memory.keep(name, remembered(1), 0)
+        memory.keep(name, remembered(1))
     assert not (tmp_path / "memory").exists()
     memory.commit(0)
     assert files(tmp_path / "memory") == [f"{file_name(name)}/0" for name in "abc"]
 
 
-def test_the_least_recently_used_go_to_disk_and_come_back(tmp_path: Path) -> None:
+def test_beyond_the_limit_the_least_recently_used_are_in_their_files_alone(tmp_path: Path) -> None:
     memory = ClientMemory(tmp_path, limit=300)
-    for number, name in enumerate("abc"):
-        memory.keep(name, remembered(number), 0)
+    for number, name in enumerate("abcd"):
+        memory.keep(name, remembered(number))
     memory.look("a")  # b is now the one that was not used for longest
-    memory.keep("d", remembered(3), 1)
-    assert files(tmp_path) == [f"{file_name('b')}/1"]
-    memory.keep("c", remembered(7, 50), 1)  # 200 bytes: a goes too
-    assert files(tmp_path) == [f"{file_name('a')}/1", f"{file_name('b')}/1"]
-    assert values(memory) == {"a": 0, "b": 1, "c": 7, "d": 3}
-    assert len(files(tmp_path)) == 2  # reading pushes nobody out
-
-
-def test_what_is_larger_than_the_limit_is_on_disk_alone(tmp_path: Path) -> None:
-    memory = ClientMemory(tmp_path, limit=0)
-    memory.keep("a", remembered(2), 0)
-    memory.keep("a", remembered(3), 0)
-    (file,) = tmp_path.rglob("*.safetensors")
-    assert values(memory) == {"a": 3}
-    file.unlink()
-    with pytest.raises(StoreError):
-        memory.look("a")
+    memory.commit(0)
+    for name in "acd":
+        (tmp_path / file_name(name) / "000000.safetensors").unlink()
+    assert values(memory) == {"a": 0, "b": 1, "c": 2, "d": 3}
+    (tmp_path / file_name("b") / "000000.safetensors").unlink()
+    with pytest.raises(
+        StoreError, match=r"What a client remembers cannot be read from '.*/b/000000.safetensors' \(No such"
+    ):
+        memory.look("b")
 
 
 def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:
     memory = ClientMemory(tmp_path, limit=100)
-    memory.keep("a", remembered(1), 0)
+    memory.keep("a", remembered(1))
     memory.commit(0)
     memory.commit(1)
-    memory.keep("b", remembered(2), 2)  # a leaves; its file is there
+    memory.keep("b", remembered(2))
     memory.commit(2)
     assert files(tmp_path) == [f"{file_name('a')}/0", f"{file_name('b')}/2"]
 
@@ -90,7 +83,8 @@ def test_every_kind_of_tensor_comes_back_bit_for_bit_in_its_order(tmp_path: Path
         "empty": torch.empty(0, 3),
     }
     memory = ClientMemory(tmp_path, limit=0)
-    memory.keep("a client/with any name", tensors, 0)
+    memory.keep("a client/with any name", tensors)
+    memory.commit(0)
     back = memory.look("a client/with any name")
     assert isinstance(back, dict)
     assert list(back) == list(tensors)
@@ -108,7 +102,7 @@ def test_a_handle_is_passed_on_and_asked_only_for_what_is_written(tmp_path: Path
         return remembered(5)
 
     memory = ClientMemory(tmp_path, limit=0)
-    memory.keep("a", handle, 0)
+    memory.keep("a", handle)
     assert memory.look("a") is handle
     assert not asked
     memory.commit(0)
@@ -119,19 +113,19 @@ def test_a_handle_is_passed_on_and_asked_only_for_what_is_written(tmp_path: Path
 
 def test_who_remembers_nothing_is_none_who_does_and_one_may_forget(tmp_path: Path) -> None:
     memory = ClientMemory(tmp_path)
-    memory.keep("a", {}, 0)
+    memory.keep("a", {})
     assert "a" not in memory
     assert memory.look("a") == {}
-    memory.keep("b", remembered(1), 0)
+    memory.keep("b", remembered(1))
     memory.commit(0)
-    memory.keep("b", {}, 1)
+    memory.keep("b", {})
     memory.commit(1)
     assert [value(memory.as_of(round)("b")) for round in (0, 1)] == [1, None]
 
 
 def test_stateless_clients_remember_nothing(tmp_path: Path) -> None:
     memory = ClientMemory(tmp_path, limit=0, stateless=True)
-    memory.keep("a", remembered(1), 0)
+    memory.keep("a", remembered(1))
     memory.commit(0)
     assert memory.look("a") == {}
     assert not files(tmp_path)
@@ -140,15 +134,15 @@ def test_stateless_clients_remember_nothing(tmp_path: Path) -> None:
 # -- checkpoints ---------------------------------------------------------------------------------------------
 def test_each_commit_can_be_gone_back_to_as_long_as_it_is_kept(tmp_path: Path) -> None:
     memory = ClientMemory(tmp_path)
-    memory.keep("a", remembered(1), 0)
-    memory.keep("b", remembered(2), 0)
+    memory.keep("a", remembered(1))
+    memory.keep("b", remembered(2))
     first = memory.commit(0)
     memory.release(0)
-    memory.keep("a", remembered(10), 1)
-    memory.keep("c", remembered(3), 1)
+    memory.keep("a", remembered(10))
+    memory.keep("c", remembered(3))
     second = memory.commit(1)
     memory.release(0)  # the checkpoint of round 0 is still there
-    memory.keep("a", remembered(99), 2)
+    memory.keep("a", remembered(99))
     memory._write("a", 2)  # and here it is killed
     for round, reference, expected in ((1, second, {"a": 10, "b": 2, "c": 3}), (0, first, {"a": 1, "b": 2})):
         again = ClientMemory(tmp_path)
@@ -166,9 +160,9 @@ def test_each_commit_can_be_gone_back_to_as_long_as_it_is_kept(tmp_path: Path) -
 def test_files_go_when_no_checkpoint_speaks_of_them(tmp_path: Path) -> None:
     memory = ClientMemory(tmp_path)
     for round in range(6):
-        memory.keep("always", remembered(round), round)
+        memory.keep("always", remembered(round))
         if round == 0:
-            memory.keep("once", remembered(-1), round)
+            memory.keep("once", remembered(-1))
         memory.commit(round)
         memory.release(max(0, round - 1))
         kept = [f"{file_name('always')}/{n}" for n in range(max(0, round - 1), round + 1)]
@@ -176,37 +170,39 @@ def test_files_go_when_no_checkpoint_speaks_of_them(tmp_path: Path) -> None:
     assert value(memory.as_of(4)("always")) == 4
 
 
-def test_damage_is_noticed_before_a_run_goes_on_or_at_the_latest_when_it_is_read(tmp_path: Path) -> None:
+def test_damage_is_told_when_it_is_read(tmp_path: Path) -> None:
     memory = ClientMemory(tmp_path)
-    memory.keep("old", remembered(1), 0)
+    for name in ("one", "other"):
+        memory.keep(name, remembered(1))
     memory.commit(0)
-    memory.release(0)
-    memory.keep("new", remembered(2), 1)
+    one, other = (next((tmp_path / file_name(name)).iterdir()) for name in ("one", "other"))
+    intact = one.read_bytes()
+    for damaged, told in (
+        (intact[:-1] + b"!", "its checksum does not match"),
+        (b"", ""),
+        (other.read_bytes(), "another"),
+    ):
+        one.write_bytes(damaged)
+        with pytest.raises(
+            StoreError, match=rf"cannot be read from '{one}' \(.*{told}.*\): put the file back"
+        ) as caught:
+            ClientMemory(tmp_path).as_of(0)("one")
+        assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_missing_are_noticed_before_a_run_goes_on(tmp_path: Path) -> None:
+    memory = ClientMemory(tmp_path)
+    memory.keep("old", remembered(1))
+    memory.commit(0)
+    memory.keep("new", remembered(2))
     reference = memory.commit(1)
     old, new = (next((tmp_path / file_name(name)).iterdir()) for name in ("old", "new"))
-    intact = new.read_bytes()
-    for damaged, told in (
-        (intact[:-1] + b"?", "checksum"),
-        (intact[:-1], "cannot be read"),
-    ):
-        new.write_bytes(damaged)
-        with pytest.raises(Damaged, match=told):
-            ClientMemory(tmp_path).check(reference, 1)
-    new.write_bytes(intact)
-    old.write_bytes(intact)
-    again = ClientMemory(tmp_path)
-    again.check(reference, 1)
-    again.restore(1)
-    with pytest.raises(StoreError, match=r"What the client 'old' remembers cannot be read .*of another") as caught:
-        again.look("old")
-    assert "\n" not in str(caught.value)
+    ClientMemory(tmp_path).check(reference, 1)
+    new.rename(new.with_name("000000.safetensors"))  # as an older one of the same client
+    with pytest.raises(Damaged, match="the memories of 0 clients, not of 1"):
+        ClientMemory(tmp_path).check(reference, 1)
     old.unlink()
     with pytest.raises(Damaged, match="the memories of 1 clients, not of 2"):
-        ClientMemory(tmp_path).check(reference, 1)
-    old.write_bytes(intact)
-    (tmp_path / file_name("new") / "000000.safetensors").write_bytes(intact)  # an older one of the same client
-    new.unlink()
-    with pytest.raises(Damaged, match="0 of the 1 files that it wrote"):
         ClientMemory(tmp_path).check(reference, 1)
 
 
@@ -228,10 +224,14 @@ def test_the_limit_is_in_mebibytes(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "r", tiny.setup(memory_limit=1).config)
     half = 2**17  # numbers in half a MiB
     for name in "ab":
-        store.memory.keep(name, remembered(1, half), 0)
-    assert not files(tmp_path)
-    store.memory.keep("c", remembered(1, 1), 0)
-    assert files(tmp_path) == [f"{file_name('a')}/0"]
+        store.memory.keep(name, remembered(1, half))
+    store.memory.keep("c", remembered(1, 1))
+    store.memory.commit(0)
+    shutil.rmtree(tmp_path / "r" / "memory" / file_name("a"))
+    with pytest.raises(StoreError):
+        store.memory.look("a")
+    shutil.rmtree(tmp_path / "r" / "memory" / file_name("b"))
+    assert value(store.memory.look("b")) == 1
     store.close()
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,8 +14,6 @@ from typing import Any
 import pytest
 
 from fedkeel.config import Config
-from fedkeel.engine import children
-from fedkeel.engine.children import AGAIN, Heart
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments import jobs
 from fedkeel.experiments.comparison import compare
@@ -25,7 +21,7 @@ from fedkeel.experiments.jobs import Enough, Job
 from fedkeel.runs.run import Run
 from fedkeel.stopping import Stopped, stop_requested
 from tests.experiments.made_up import TINY, Watching, finish
-from tests.processes import HANG, WhileStopped, running, until
+from tests.processes import HANG, ended, forked, until
 
 
 class TestRunning:
@@ -122,58 +118,6 @@ class TestRunning:
         assert len(watching.started) == 2
         assert watching.problems == {}
 
-    def test_a_job_is_told_to_stop_once_and_once_more_after_a_while(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        now, told = [0.0], list[float]()
-        enough, terminate = tmp_path / "enough", BaseProcess.terminate
-
-        def tell(process: BaseProcess) -> None:
-            told.append(now[0])
-            terminate(process)
-
-        def execute(job: Job, observer: Any) -> None:
-            observer.started(job.config, 0)
-            assert stop_requested.wait(HANG), "was never asked to stop"
-            until(enough.exists)
-            raise Stopped
-
-        class Clock(Watching):
-            def job_started(self, job: Job, first_round: int) -> None:
-                stop_requested.set()
-
-            def tick(self) -> None:
-                now[0] += 1.0
-                if now[0] > 4 * AGAIN:
-                    enough.touch()
-
-        monkeypatch.setattr(jobs, "execute", execute)
-        monkeypatch.setattr(BaseProcess, "terminate", tell)
-        monkeypatch.setattr(children, "TICK", 0.01)
-        monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
-        try:
-            with pytest.raises(Stopped):
-                jobs.run_all([Job("fedavg", 0, tmp_path / "r", Config())], 2, Clock())
-        finally:
-            stop_requested.clear()
-        first, second = told
-        assert second - first == AGAIN
-
-    @pytest.mark.slow
-    def test_a_job_that_hangs_is_ended_and_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def execute(*_: object) -> None:
-            (tmp_path / "pid").write_text(str(os.getpid()))
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-        monkeypatch.setattr(jobs, "execute", execute)
-        monkeypatch.setattr(children, "Heart", lambda: Heart(3.0, WhileStopped()))
-        watching, job = Watching(), Job("fedavg", 0, tmp_path / "r", Config())
-        failures = jobs.run_all([job], 2, watching)
-        said = "its process hung and was ended; the same command again goes on with it"
-        assert failures == {job: said}
-        assert watching.problems == {"fedavg seed 0": said}
-        assert not running(int((tmp_path / "pid").read_text()))
-
     def test_a_job_that_the_system_ends_for_its_memory_says_what_to_do(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -181,6 +125,19 @@ class TestRunning:
         job = Job("fedavg", 0, tmp_path / "r", Config())
         (said,) = jobs.run_all([job], 2, Watching()).values()
         assert said == "its process died (signal SIGKILL), as when memory runs out: give fewer --jobs"
+
+    def test_jobs_end_with_the_process_that_started_them(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def execute(job: Job, _: object) -> None:
+            (tmp_path / f"{job.seed}").write_text(str(os.getpid()))
+            signal.pause()
+
+        monkeypatch.setattr(jobs, "execute", execute)
+        todo = [Job("fedavg", seed, tmp_path / f"r{seed}", Config()) for seed in range(2)]
+        parent = forked(lambda: jobs.run_all(todo, 2, Watching()) and None)
+        until(lambda: all((tmp_path / name).exists() and (tmp_path / name).read_text() for name in "01"))
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+        ended([int((tmp_path / name).read_text()) for name in "01"])
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ def trained(run: Federated, clients: Iterable[str], message: Broadcast) -> Itera
     for client in clients:
         (result,) = run.executor.map([Task("train", client, run.memory.look(client))], message)
         if isinstance(result, Result):
-            run.memory.keep(client, result.memory, message.round)
+            run.memory.keep(client, result.memory)
         yield result.outcome if isinstance(result, Result) else result
 
 

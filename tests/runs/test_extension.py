@@ -26,7 +26,7 @@ from tests import tiny
 
 def extend(directory: Path, rounds: int, **options: Any) -> fedkeel.Run:
     objects = {"federation": tiny.federation(), "model": tiny.model(), **options}
-    return fedkeel.extend(directory, rounds=rounds, **objects)
+    return fedkeel.resume(directory, rounds=rounds, **objects)
 
 
 class Shifted(Method):
@@ -86,7 +86,7 @@ def test_it_can_be_extended_again_and_killed_on_the_way(tmp_path: Path) -> None:
     objects = Objects(tiny.federation(), tiny.model())
     rounds = [snapshot.round for snapshot in of_run(fedkeel.Run(tmp_path / "run"), objects)]
     assert rounds == [2, 3]  # the model of the shorter run, which is still there, is not among them
-    with pytest.raises(FedkeelError, match=r"is not finished: first 'fedkeel resume .*', then extend it"):
+    with pytest.raises(FedkeelError, match=r"is not finished: first 'fedkeel resume .*', then add rounds"):
         extend(tmp_path / "run", 6)
     tiny.resume(tmp_path / "run")
     run = extend(tmp_path / "run", 6)
@@ -204,15 +204,14 @@ def test_what_cannot_be_extended_is_told_in_a_sentence(tmp_path: Path, capsys: p
     with pytest.raises(FedkeelError, match="'learning_rate' cannot change when a run is resumed"):
         extend(run.directory, 5, learning_rate=0.1)
     with pytest.raises(FedkeelError, match=r"The data of .* was given in Python.*give it again, federation="):
-        fedkeel.extend(run.directory, rounds=5, model=tiny.model())
+        fedkeel.resume(run.directory, rounds=5, model=tiny.model())
     with pytest.raises(FedkeelError, match="is not a run directory"):
         extend(tmp_path, 5)
     for arguments, sentence in (
-        ([str(run.directory)], "lacks --rounds"),
         ([str(run.directory), "--rounds", "few"], "'rounds' is 'few': give a whole number"),
         ([str(run.directory), "--rounds", "2"], "give more"),
     ):
-        assert main(["extend", *arguments]) == 2
+        assert main(["resume", *arguments]) == 2
         assert sentence in capsys.readouterr().err
     shutil.rmtree(run.directory / "checkpoints")
     with pytest.raises(FedkeelError, match="has no checkpoint that is whole"):
@@ -225,26 +224,6 @@ def test_other_data_are_refused_and_the_run_stays(tmp_path: Path) -> None:
     with pytest.raises(FedkeelError):
         extend(run.directory, 5, federation=tiny.federation(seed=1))
     assert fedkeel.Run(run.directory).finished
-
-
-def test_a_run_of_an_earlier_version_that_kept_only_what_was_tested_is_refused(tmp_path: Path) -> None:
-    run = tiny.run(tmp_path / "run", "hbn")
-    forget_trained(checkpoints(run.directory)[-1])
-    with pytest.raises(FedkeelError, match="was trained by an earlier version, which kept 'hbn' only as it was tested"):
-        extend(run.directory, 5)
-    assert fedkeel.Run(run.directory).finished
-
-
-def forget_trained(folder: Path) -> None:
-    """A checkpoint as it was written before there was anything to extend."""
-    from fedkeel.core.messages import pack, unpack
-    from fedkeel.files import digest, seal, unseal
-
-    _, groups = unpack((folder / "server.safetensors").read_bytes())
-    data = pack({}, **{name: group for name, group in groups.items() if not name.startswith("trained-")})
-    header = unseal((folder / "checkpoint.json").read_bytes()) | {"sha256": digest(data)}
-    (folder / "server.safetensors").write_bytes(data)
-    (folder / "checkpoint.json").write_bytes(seal({k: v for k, v in header.items() if k != "checksum"}))
 
 
 def test_the_directory_says_that_it_was_extended(tmp_path: Path) -> None:

@@ -127,16 +127,16 @@ def test_a_relative_path_is_found_from_another_folder(
     assert main(["run", *options(root), f"--data={data}", "--rounds=1", "--out", str(run), "--quiet"]) == 0
     written = (run / "config.toml").read_text()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert main(["extend", str(run), "--rounds=2", "--quiet"]) == 0
+    assert main(["resume", str(run), "--rounds=2", "--quiet"]) == 0
     assert main(["analyse", "label-distribution", str(run)]) == 0
     assert main(["report", str(run), "--images=1", "-o", "page.html"]) == 0
     assert (run / "config.toml").read_text() == written.replace("rounds = 1", "rounds = 2")
     root.rename(tmp_path / "elsewhere" / "images")
     (tmp_path / "here/lists").rename(tmp_path / "elsewhere/lists")
-    assert main(["extend", str(run), "--rounds=3", "--quiet"]) == 0  # from here
+    assert main(["resume", str(run), "--rounds=3", "--quiet"]) == 0  # from here
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
-    assert main(["extend", str(run), "--rounds=4", "--quiet"]) == 2
+    assert main(["resume", str(run), "--rounds=4", "--quiet"]) == 2
     told = capsys.readouterr().err
     assert f"The data of '{run}' are not in '{root}' any more: put them back there, or go to where 'images' is." in told
 
@@ -151,7 +151,7 @@ def test_an_absolute_path_that_leads_nowhere_is_told_and_none_is_kept(
     assert stored is not None
     assert stored.folder == ""
     root.rename(tmp_path / "moved")
-    assert main(["extend", str(run), "--rounds=2", "--quiet"]) == 2
+    assert main(["resume", str(run), "--rounds=2", "--quiet"]) == 2
     assert f"The data of '{run}' are not in '{root}' any more: put them back there.\n" in capsys.readouterr().err
 
 

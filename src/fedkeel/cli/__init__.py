@@ -44,7 +44,7 @@ EXAMPLES = """examples:
   fedkeel list methods                            what there is to choose from"""
 # The order in which a person meets them; others follow by name.
 ORDER = (
-    *("advise", "run", "compare", "tune", "resume", "extend", "demo", "reproduce", "results", "show", "data", "list"),
+    *("advise", "run", "compare", "tune", "resume", "demo", "reproduce", "results", "show", "data", "list"),
     *("analyse", "report", "watch", "bench", "export", "calibrate", "certificates", "server", "join", "status"),
 )
 

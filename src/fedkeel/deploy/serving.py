@@ -1,7 +1,7 @@
 """A run over a network: wait for the sites, agree with them, then the ordinary round loop."""
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from fedkeel.trust import privacy
 from fedkeel.trust.robust import Defence
 
 
-@dataclass
+@dataclass(frozen=True)
 class NetworkSetup(Setup):
     """A run whose clients are at other machines."""
 
@@ -76,7 +76,6 @@ def train(
 ) -> Run:
     """Train over the sites that enrol; a run directory that holds a run is resumed."""
     check(config)
-    config = config.replace(checkpoint_every=config.checkpoint_every or 1)  # sites keep as many rounds as may be undone
     observer = observer or Observer()
     directory = Path(out) if out else free_directory(config)
     if (directory / "config.toml").exists():
@@ -154,7 +153,7 @@ def prepare_network(config: Config, network: FlowerExecutor, directory: Path, mo
     roster.save(directory)
     if config.dp == "central":
         # Every site is told the seed: what the server draws of its own must not follow from it.
-        setup.rules = privacy.choose_rules(config, secret=True)
+        setup = replace(setup, rules=privacy.choose_rules(config, secret=True))
     for site in roster.sites:
         here = site.name in network.nodes
         status.set(site.name, "connected" if here else "not connected", connected=here)

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from fedkeel import seeds
 from fedkeel.core.client import Batch
-from fedkeel.data import memory as room
-from fedkeel.data.federation import Client, Federation, Transform, extent
+from fedkeel.data.federation import Client, Federation, Transform
 
 log = logging.getLogger("fedkeel")
 IMAGES_SHARE = 0.5  # of the GPU's free memory
@@ -81,21 +80,11 @@ class ImageStore:
         # Batches that come out with channels last need no conversion before the convolutions that want them so.
         self.channels_last = channels_last
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
-        if device.type == "cpu":
-            self._refuse_too_large(copied=channels_last and not federation.on_disk)
         images = federation.images if self.streamed else federation.images.to(device)
         # What is mapped from a file has no room in memory, least of all a second time: there each batch is laid out.
         self.mapped = federation.on_disk and images is federation.images
         self.images = images if self.mapped else images.contiguous(memory_format=self.layout)
         self.labels = federation.labels.to(device)
-
-    def _refuse_too_large(self, *, copied: bool) -> None:
-        """Refuse what training will add to the images in memory: a copy, if any, and some of them as floats."""
-        images = self.federation.images
-        sets = [max(client.samples, len(client.test)) for client in self.federation.one_of_each()]
-        some = images[: min(SAMPLES_AT_ONCE, max(sets, default=0))].numel()
-        what = f"Batches of the samples of '{self.federation.name}', {extent(images.shape[1:])},"
-        room.require(some * (images.element_size() + 4) + copied * images.nbytes, what, "give a smaller size")
 
     def batch(self, indices: Tensor, uniforms: Tensor, transform: Transform) -> Batch:
         """`indices` lie where the images do."""

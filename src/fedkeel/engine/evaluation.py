@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("test", "validation")
 AT_ONCE = 256  # clients that are tested in one go
+Look = Callable[[str], Remembered]
 
 
 def split_indices(client: Client, split: str) -> Tensor:
@@ -183,11 +184,10 @@ class FederatedEvaluation:
     executor: Executor
     memory: ClientMemory
     note: Callable[[str], None]
-    kept_as: Callable[[str, Remembered], Remembered] = lambda _, memory: memory
     _told: set[tuple[str, str]] = field(default_factory=set)
 
     def evaluate(self, broadcast: Broadcast) -> list[Evaluation]:
-        evaluations = list(self._evaluate(broadcast, SPLITS))
+        evaluations = list(self._evaluate(broadcast, SPLITS, self.memory.look))
         if new := self._new("loss", diverged_domains(evaluations)):
             self.note(
                 f"Round {from_one(broadcast.round)}: the evaluated loss on {quoted(new)} is not finite, the model has "
@@ -195,30 +195,31 @@ class FederatedEvaluation:
             )
         return evaluations
 
-    def examine(self, broadcast: Broadcast) -> list[Evaluation]:
-        """The test sets in detail."""
-        return list(self._evaluate(broadcast, ("test",), detailed=True))
+    def examine(self, broadcast: Broadcast, look: Look) -> list[Evaluation]:
+        """The test sets in detail; `look`: what each client remembered then."""
+        return list(self._evaluate(broadcast, ("test",), look, detailed=True))
 
-    def _evaluate(self, broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False) -> Iterator[Evaluation]:
+    def _evaluate(
+        self, broadcast: Broadcast, splits: Sequence[str], look: Look, *, detailed: bool = False
+    ) -> Iterator[Evaluation]:
+        test = partial(self._test, broadcast=broadcast, look=look, detailed=detailed)
         if not self._by_client:
-            found = self._test(self._common(splits), broadcast, detailed=detailed)
-            return itertools.chain.from_iterable(found.values())
+            return itertools.chain.from_iterable(test(self._common(splits)).values())
         # Of a sample's clients that never trained, all that share their sets get the same numbers: the first one's.
         first_like: dict[Hashable, str] = {}
         like = {name: first_like.setdefault(self._alike(name), name) for name in self._names}
-        found = self._test(dict.fromkeys(like.values(), splits), broadcast, detailed=detailed)
+        found = test(dict.fromkeys(like.values(), splits))
         return (replace(one, client=name) for name in self._names for one in found[like[name]])
 
     def _test(
-        self, wanted: Mapping[str, Sequence[str]], broadcast: Broadcast, *, detailed: bool
+        self, wanted: Mapping[str, Sequence[str]], broadcast: Broadcast, look: Look, *, detailed: bool
     ) -> dict[str, list[Evaluation]]:
         """On each of these clients these splits; some at once, since each comes with what the client remembers."""
         metrics, seed, number = asked(self.setup.config), self.setup.config.seed, from_one(broadcast.round)
         found: dict[str, list[Evaluation]] = {name: [] for name in wanted}
         names = list(wanted)
         for some in (names[i : i + AT_ONCE] for i in range(0, len(names), AT_ONCE)):
-            kept = {name: self.kept_as(name, self.memory.look(name)) for name in some}
-            tasks = [Task("evaluate", name, kept[name], splits=wanted[name], detailed=detailed) for name in some]
+            tasks = [Task("evaluate", name, look(name), splits=wanted[name], detailed=detailed) for name in some]
             for result in self.executor.map(tasks, broadcast):
                 if isinstance(result, Missing):
                     self.note(f"Round {number}: '{result.client}' did not evaluate, {result.reason}.")

@@ -269,8 +269,8 @@ class Worker:
     ) -> list[Evaluation]:
         """Accuracy and loss on one client's test and validation data, or on a part; in detail, of every image."""
         stranger = self.load_tested(broadcast, memory)
-        test = partial(self.evaluator.test, stranger=stranger, detailed=detailed)
-        return test(self.federation[name], splits, self.config.statistics, part)
+        statistics, site = self.config.statistics, self.federation[name]
+        return self.evaluator.test(site, splits, statistics, part, stranger=stranger, detailed=detailed)
 
     def load_tested(self, broadcast: Broadcast, memory: Tensors) -> bool:
         """Load the model that a client with this memory is tested with; whether the client is a stranger to it."""

@@ -1,8 +1,7 @@
 """What clients remember between rounds, however many there are: in memory, and in a file per client and round.
 
 `memory/<client>/<round>.safetensors` is what the client remembered after that round; the newest that a checkpoint knows
-counts, so the folder is the index. Files are written when a checkpoint is, or earlier for clients that the limit on
-what is held in memory pushes out.
+counts, so the folder is the index. Files are written when a checkpoint is.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,36 +25,31 @@ class Damaged(Exception):
 class ClientMemory:
     """What each client remembers between rounds. A federation of stateless clients remembers nothing.
 
-    Beyond `limit` bytes, what has not been used for longest moves to its file, and is read from there again.
+    Of what is in the files, no more than `limit` bytes are held in memory too: what was used last.
     """
 
     def __init__(self, folder: Path, *, limit: int | None = None, stateless: bool = False) -> None:
         self.folder, self._limit, self._stateless = folder, limit, stateless
         self._held: dict[str, Remembered] = {}  # least recently used first
-        self._bytes = 0
-        self._changed: dict[str, None] = {}  # of those held, the ones that are not in the files like this
-        self._written: dict[str, None] = {}  # clients with new files since the last checkpoint
+        self._bytes = 0  # of those
+        self._changed: dict[str, None] = {}  # of those, the ones that are not in the files like this
+        self._written: dict[str, None] = {}  # clients with a new file in the last checkpoint
         self._rounds: dict[str, list[int]] = {}  # of each client's files, by the name of its folder
         self._since = -1  # the round of the last checkpoint
 
     def look(self, client: str) -> Remembered:
-        if client in self._held:
-            self._held[client] = self._held.pop(client)
-            return self._held[client]
-        return self._read(client, self._rounds.get(file_name(client), ()))
+        if client not in self._held:
+            return self._read(client, self._rounds.get(file_name(client), ()))
+        self._held[client] = self._held.pop(client)
+        return self._held[client]
 
-    def keep(self, client: str, memory: Remembered, round: int) -> None:
-        """From now on the client remembers this; `round` is the present one."""
+    def keep(self, client: str, memory: Remembered) -> None:
+        """From now on the client remembers this."""
         if self._stateless or (not callable(memory) and not memory and client not in self):
             return
         self._bytes += _size(memory) - _size(self._held.pop(client, {}))
         self._held[client] = memory
         self._changed[client] = None
-        while self._limit is not None and self._bytes > self._limit:
-            oldest = next(iter(self._held))
-            if oldest in self._changed:
-                self._write(oldest, round)
-            self._bytes -= _size(self._held.pop(oldest))
 
     def __contains__(self, client: str) -> bool:
         return client in self._held or file_name(client) in self._rounds
@@ -67,49 +61,36 @@ class ClientMemory:
             if folder in held:
                 yield held[folder], fetched(self._held[held[folder]])
             else:
-                yield self._explained(self.folder / folder / _named(max(self._rounds[folder])))
+                yield _content(self.folder / folder / _named(max(self._rounds[folder])))
 
-    # -- files -----------------------------------------------------------------------------------------------
     def _path(self, client: str, round: int) -> Path:
         return self.folder / file_name(client) / _named(round)
 
     def _write(self, client: str, round: int) -> None:
         memory, path = fetched(self._held[client]), self._path(client, round)
-        data = pack({"client": client, "digest": fingerprint(memory).hex()}, memory=memory)
         with explained(path):
             make_folder(path.parent)
-            path.write_bytes(data)
+            path.write_bytes(pack({"client": client, "digest": fingerprint(memory).hex()}, memory=memory))
             reached(WRITING, path)
         rounds = self._rounds.setdefault(path.parent.name, [])
         rounds += [round] if round not in rounds else []
-        self._written[client] = self._changed.pop(client, None)
 
     def _read(self, client: str, rounds: Iterable[int]) -> Tensors:
         newest = max(rounds, default=None)
-        if newest is None:
-            return {}
-        return self._explained(self._path(client, newest), client)[1]
-
-    @staticmethod
-    def _explained(path: Path, client: str | None = None) -> tuple[str, Tensors]:
-        try:
-            return _content(path, client)
-        except Damaged as damage:
-            whose = f"client '{client}'" if client else "client of that file"
-            raise StoreError(
-                f"What the {whose} remembers cannot be read ({damage}): put '{path}' back as it was, or "
-                "start the run anew in another directory."
-            ) from damage
+        return {} if newest is None else _content(self._path(client, newest), client)[1]
 
     # -- checkpoints -----------------------------------------------------------------------------------------
     def commit(self, round: int) -> dict[str, Any]:
         """Bring all changes to disk. Returns what a checkpoint must keep to know whether this state is still there."""
-        for client in list(self._changed):
+        for client in self._changed:
             self._write(client, round)
         with explained(self.folder):
-            for client in self._written:
-                folder = self.folder / file_name(client)
-                sync(folder / _named(max(self._rounds[folder.name])))
+            for client in self._changed:
+                sync(self._path(client, round))
+        self._written, self._changed = self._changed, {}
+        while self._limit is not None and self._bytes > self._limit:
+            oldest = next(iter(self._held))
+            self._bytes -= _size(self._held.pop(oldest))
         since, self._since = self._since, round
         return {"clients": len(self._rounds), "since": since, "written": len(self._written)}
 
@@ -125,16 +106,16 @@ class ClientMemory:
         self._written = {}
 
     def check(self, reference: Mapping[str, Any], round: int) -> None:
-        """Raise `Damaged` unless what a checkpoint of this round speaks of is there, and what it wrote is as it was."""
-        found = {folder: [r for r in rounds if r <= round] for folder, rounds in _rounds_in(self.folder).items()}
-        there = {folder: rounds for folder, rounds in found.items() if rounds}
-        if len(there) < reference["clients"]:
-            raise Damaged(f"'{self.folder}' has the memories of {len(there)} clients, not of {reference['clients']}")
-        written = {folder: max(rounds) for folder, rounds in there.items() if max(rounds) > reference["since"]}
-        if len(written) < reference["written"]:
-            raise Damaged(f"'{self.folder}' has {len(written)} of the {reference['written']} files that it wrote")
-        for folder, newest in written.items():
-            _content(self.folder / folder / _named(newest))
+        """Raise `Damaged` unless the files that a checkpoint of this round speaks of are there."""
+        newest = {
+            folder: max(before)
+            for folder, rounds in _rounds_in(self.folder).items()
+            if (before := [r for r in rounds if r <= round])
+        }
+        written = sum(last > reference["since"] for last in newest.values())  # by that checkpoint itself
+        for there, said in ((len(newest), reference["clients"]), (written, reference["written"])):
+            if there < said:
+                raise Damaged(f"'{self.folder}' has the memories of {there} clients, not of {said}")
 
     def restore(self, round: int = -1) -> None:
         """Be as the checkpoint of this round was; whatever came after it is removed."""
@@ -171,11 +152,17 @@ def _content(path: Path, client: str | None = None) -> tuple[str, Tensors]:
     """Whose memory it is, and what they remember."""
     try:
         header, groups = unpack(path.read_bytes())
-    except (OSError, BadMessage) as error:
-        raise Damaged(f"'{path}' cannot be read: {error}") from error
-    memory = groups.get("memory", {})
-    if header.get("digest") != fingerprint(memory).hex():
-        raise Damaged(f"the checksum of '{path}' does not match")
-    if path.parent.name != file_name(str(header.get("client"))) or client not in (None, header["client"]):
-        raise Damaged(f"'{path}' is of another client")
-    return header["client"], memory
+        memory, whose = groups.get("memory", {}), str(header.get("client"))
+        problem = "" if header.get("digest") == fingerprint(memory).hex() else "its checksum does not match"
+        if path.parent.name != file_name(whose) or client not in (None, whose):
+            problem = "it is of another client"
+    except OSError as error:
+        problem = str(error.strerror)
+    except BadMessage as bad:
+        problem = str(bad)
+    if problem:
+        raise StoreError(
+            f"What a client remembers cannot be read from '{path}' ({problem}): put the file back as it was, or start "
+            "the run anew in another directory."
+        )
+    return whose, memory

@@ -30,7 +30,7 @@ from fedkeel.trust.rules import Rules
 log = logging.getLogger("fedkeel")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Setup:
     """A run, ready to start.
 
@@ -64,15 +64,6 @@ class Setup:
     def grown(self) -> Federation | None:
         """The federation with clients that came since the last round, where clients can come: over a network."""
         return None
-
-    def admit_newcomers(self) -> bool:
-        """From now on, count those who came since the last time; whether there are any."""
-        grown = self.grown()
-        if grown is None:
-            return False
-        self.worker.federation = self.given = grown
-        self.__dict__.pop("_sizes", None)
-        return True
 
     def noise_from(self) -> str:
         """Whose randomness the noise of a private run rests on: one of `tables.SOURCES`."""

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from fedkeel import analysis
 from fedkeel import methods as registered
 from fedkeel.config import MACHINE_OPTIONS, Config, option_names
+from fedkeel.core import imports
 from fedkeel.core.composition import Composition
 from fedkeel.core.naming import slug
 from fedkeel.core.readable import html_table
 from fedkeel.data.federation import Federation
-from fedkeel.engine.children import leave_if_imported_again
 from fedkeel.engine.executors.executor import available_cores, choose_executor, runs_elsewhere
 from fedkeel.engine.idle import settled
 from fedkeel.engine.setup import choose_device, load_federation
@@ -41,7 +41,7 @@ from fedkeel.runs.run import Run
 from fedkeel.runs.store import has_finished, numbered
 from fedkeel.runs.tables import as_frame, result_row
 from fedkeel.runs.trackers import require
-from fedkeel.simulation import prepare_run
+from fedkeel.simulation import build
 
 if TYPE_CHECKING:
     import pandas
@@ -158,7 +158,7 @@ def compare(
     >>> [(row["method"], row["seeds"]) for row in comparison.rows()]
     [('fedavg', [0]), ('fedbn', [0])]
     """
-    leave_if_imported_again()
+    imports.refuse_while_importing()
     configs, given = read_objects(methods, {**options})
     numbers = read_seeds(seeds)
     require(track)
@@ -263,7 +263,7 @@ def check_all(configs: Mapping[str, Config], seed: int, given: Mapping[str, Mapp
         key = (config.data, config.partition, config.unseen, config.subsample)
         if key not in loaded:
             loaded[key] = given[label].get("federation") or load_federation(config)
-        setup = prepare_run(config, **{**given[label], "federation": loaded[key]})
+        setup = build(config, **{**given[label], "federation": loaded[key]})
         found[label] = Beginning(Origin.of(setup, {"model": given[label].get("model")}), outline_of(setup), seed)
     return found
 

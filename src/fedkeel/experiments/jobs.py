@@ -6,14 +6,15 @@ Multi-Process Service lets them run side by side.
 A job that crashes takes only its own run with it.
 """
 
-import json
 import logging
+import multiprocessing
 import signal
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,13 +24,13 @@ from fedkeel import simulation as running
 from fedkeel.config import Config
 from fedkeel.core import imports
 from fedkeel.core.evaluation import Scores
-from fedkeel.engine.children import HUNG, NAME, SENTENCE, UNGUARDED, Child, end, heard
 from fedkeel.engine.executors.executor import runs_elsewhere
+from fedkeel.engine.executors.processes import end_with_parent
 from fedkeel.engine.executors.ray import shared
-from fedkeel.errors import FedkeelError, first_line
+from fedkeel.errors import FedkeelError, death, first_line
 from fedkeel.observer import Observer, Several
 from fedkeel.runs.trackers import MLflow, require, tracked
-from fedkeel.stopping import Stopped, stop_requested
+from fedkeel.stopping import LOOK, Stopped, stop_requested, undisturbed
 
 log = logging.getLogger("fedkeel")
 STOPPED = "stopped"
@@ -122,7 +123,7 @@ def run_waiting(waiting: Waiting, like: Sequence[Job], processes: int, observer:
             return _run_here(waiting, observer)
         spawned = remote is not None or uses_gpu(job.config for job in like)
         own = homes(like) if spawned else []
-        return _run_at_once(waiting, partial(_start, own=own, spawned=spawned), processes, observer)
+        return _run_at_once(waiting, lambda job: _Child(_work, job, own, spawned=spawned), processes, observer)
 
 
 def _run_here(waiting: Waiting, observer: JobsObserver) -> dict[Job, str]:
@@ -225,61 +226,66 @@ def _explain(error: Exception, job: Job) -> str:
 
 
 # -- in processes of their own --------------------------------------------------------------------------------
-def _start(job: Job, own: Sequence[Path], spawned: bool) -> Child:
-    # Not a daemon: a run may have worker processes of its own.
-    return Child(_work, job, own, fewer="--jobs", name=f"{NAME}: {job}", spawned=spawned)
+class _Child:
+    """A process of its own and the pipe through which it speaks; not a daemon, since a run may have workers."""
+
+    def __init__(self, work: Callable[..., None], *arguments: Any, spawned: bool = False) -> None:
+        context: Any = multiprocessing.get_context("spawn" if spawned else "fork")
+        self.pipe, theirs = context.Pipe(duplex=False)
+        self.process = context.Process(target=work, args=(theirs, *arguments))
+        with undisturbed():
+            self.process.start()
+        theirs.close()
+        self.outcome: str | None = None  # its problem, or "" where there is none; None while it is to go on
+
+    def heard(self) -> Any:
+        """What it says; None at its end."""
+        try:
+            return self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            return None
 
 
 def _run_at_once(
-    waiting: Waiting, start: Callable[[Job], Child], processes: int, observer: JobsObserver
+    waiting: Waiting, start: Callable[[Job], _Child], processes: int, observer: JobsObserver
 ) -> dict[Job, str]:
     """As many processes as asked for, a new one for each job."""
-    stopping = False
-    at_work: dict[Child, Job] = {}
-    enough: set[Child] = set()  # that need not go on
-    outcomes: dict[Job, str] = {}  # "" when done
+    stopping, at_work, failures = False, dict[_Child, Job](), dict[Job, str]()
     try:
         while at_work or (waiting and not stopping):
             stopping = stopping or stop_requested.is_set()
-            for child in at_work if stopping else enough:
-                child.ask_to_stop()  # it does so after its current step, see _work
+            for child in at_work:
+                if stopping or child.outcome is not None:
+                    child.process.terminate()  # it stops after its current step, see `_work`, and may be told often
             while waiting and len(at_work) < processes and not stopping:
                 job = waiting.next()
                 at_work[start(job)] = job
-            for child, said in heard(list(at_work)):
-                job = at_work[child]
+            ready = wait([child.pipe for child in at_work], timeout=LOOK)
+            for child in [child for child in at_work if child.pipe in ready]:
+                job, said = at_work[child], child.heard()
                 if said is None:
                     del at_work[child]
-                    if child in enough:
-                        enough.remove(child)
-                        outcomes[job] = ""
                     # Told to stop before it could listen, it dies of that.
-                    outcome = outcomes.setdefault(job, STOPPED if stopping else _ending(child))
+                    died = STOPPED if stopping else f"its process {death(child.process.exitcode, '--jobs')}"
+                    outcome = died if child.outcome is None else child.outcome
                     if outcome != STOPPED:
                         observer.job_finished(job, outcome)
-                    continue
-                event, *details = json.loads(said)
-                if event == "over":
-                    (outcomes[job],) = details
-                elif child not in enough:
+                        failures |= {job: outcome} if outcome else {}
+                elif child.outcome is None and said[0] == "over":
+                    child.outcome = said[1]
+                elif child.outcome is None:
                     try:
-                        _pass_on(observer, job, event, *details)
+                        _pass_on(observer, job, *said)
                     except Enough:
-                        enough.add(child)
+                        child.outcome = ""
             observer.tick()
     finally:
-        end(at_work)  # only after an exception, such as a second Ctrl-C
+        for child in at_work:  # only after an exception, such as a second Ctrl-C
+            child.process.kill()
     if stopping:
         raise Stopped
-    return {job: outcome for job, outcome in outcomes.items() if outcome not in ("", STOPPED)}
-
-
-def _ending(child: Child) -> str:
-    """What became of a process that did not say what came of its job."""
-    if child.process.exitcode == UNGUARDED:
-        raise FedkeelError(SENTENCE) from None
-    again = "; the same command again goes on with it" if child.became == HUNG else ""
-    return f"its process {child.became}{again}"
+    return failures
 
 
 class _LogToObserver(logging.Handler):
@@ -292,12 +298,12 @@ class _LogToObserver(logging.Handler):
 
 
 def _work(pipe: Connection, job: Job, own: Sequence[Path]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, lambda _number, _frame: stop_requested.set())
+    torch.set_num_threads(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
-    def tell(*event: Any) -> None:
-        pipe.send_bytes(json.dumps(event).encode())
-
-    reporter = _Reporter(tell)
+    reporter = _Reporter(lambda *event: pipe.send(event))
     log.handlers, log.propagate = [_LogToObserver(reporter)], False
     try:
         for file in own:
@@ -311,7 +317,7 @@ def _work(pipe: Connection, job: Job, own: Sequence[Path]) -> None:
         return  # the parent is gone; the run can be resumed
     except Exception as error:
         problem = _explain(error, job)
-    tell("over", problem)
+    pipe.send(("over", problem))
 
 
 def share_tracker(name: str | None) -> None:
@@ -320,15 +326,9 @@ def share_tracker(name: str | None) -> None:
     require(name)
     if name != "mlflow":
         return
-    child = Child(_try_database, fewer="--jobs")
-    try:
-        problem = child.pipe.recv_bytes().decode()
-    except EOFError:
-        problem = "its process died."
-    finally:
-        end([child])
-    if problem:
-        raise FedkeelError(f"{MLflow.kind} does not take these runs: {problem}")
+    problem = _Child(_try_database).heard()
+    if problem is None or problem:
+        raise FedkeelError(f"{MLflow.kind} does not take these runs: {problem or 'its process died.'}")
 
 
 def _try_database(pipe: Connection) -> None:
@@ -339,4 +339,4 @@ def _try_database(pipe: Connection) -> None:
         mlflow.MlflowClient().search_experiments(max_results=1)
     except Exception as error:
         problem = f"{first_line(error)}."
-    pipe.send_bytes(problem.encode())
+    pipe.send(problem)

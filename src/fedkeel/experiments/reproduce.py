@@ -20,11 +20,11 @@ from typing import Any
 from fedkeel import analysis, methods
 from fedkeel.analysis.diagnostic import FOLDER
 from fedkeel.config import Config
+from fedkeel.core import imports
 from fedkeel.core.composition import Composition
 from fedkeel.core.naming import slug
 from fedkeel.data import partition as partitions
 from fedkeel.data.load import refuse_missing
-from fedkeel.engine.children import leave_if_imported_again
 from fedkeel.engine.idle import settled
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.experiments.comparison import choose_jobs
@@ -64,7 +64,7 @@ def reproduce_all(names: Sequence[str | Recipe], **options: Any) -> list[Reprodu
 
     A label in `only` need not be one of every recipe; where a recipe has none of them, all of its cells run.
     """
-    leave_if_imported_again()
+    imports.refuse_while_importing()
     recipes = [name if isinstance(name, Recipe) else load(name) for name in names]
     own = {name: options.pop(name) for name in OWN_OPTIONS if name in options}
     request = Request(**own, changes=options)

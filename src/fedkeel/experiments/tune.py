@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.config import Config
+from fedkeel.core import imports
 from fedkeel.core.naming import slug
 from fedkeel.core.readable import html_table, percent, text_table
-from fedkeel.engine.children import leave_if_imported_again
 from fedkeel.engine.idle import settled, without_idle
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import (
@@ -154,7 +154,7 @@ def tune(
 
     No example here, since it needs `fedkeel[tune]`: `fedkeel.tune(["fedavg", "greg"], trials=10).best`.
     """
-    leave_if_imported_again()
+    imports.refuse_while_importing()
     require_optuna()
     given: dict[str, Any] = {**options}
     prune, seed, verbose = given.pop("prune", True), given.pop("search_seed", 0), given.pop("verbose", None)

@@ -53,11 +53,6 @@ def reopen(run: Run, store: Store, method: Composition, rounds: int) -> None:
     checkpoint = store.latest(lambda _: None)
     if checkpoint is None:
         raise FedkeelError(f"'{store.directory}' has no checkpoint that is whole: there is nothing to go on from.")
-    if method.overrides("before_evaluation") and checkpoint.round + 1 == done and not checkpoint.keeps_trained:
-        raise FedkeelError(
-            f"'{store.directory}' was trained by an earlier version, which kept '{method.name}' only as it was tested: "
-            "train anew."
-        )
     planned = {done: store.config.rounds} | store.extended
     with explained(store.directory):
         write_atomically(store.directory / FILE, seal({"extended": {str(n): planned[n] for n in sorted(planned)}}))

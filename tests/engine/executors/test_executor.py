@@ -87,7 +87,7 @@ def test_auto_takes_the_best_for_the_device_and_the_threads(monkeypatch: pytest.
 
 def test_no_executor_is_spelled_where_a_run_is_set_up_or_goes_on() -> None:
     names, package = "|".join(EXECUTORS.names()), Path(fedkeel.__file__).parent
-    engine = [f"engine/{name}.py" for name in ("setup", "rounds", "checks", "children")]
+    engine = [f"engine/{name}.py" for name in ("setup", "rounds", "checks", "outcome")]
     for module in (*engine, "trust/privacy.py", "trust/rules.py", "simulation.py", "runs/origin.py"):
         text = (package / module).read_text()
         spelled = [line for line in text.splitlines() if re.search(rf"""["'](?:{names})["']""", line)]

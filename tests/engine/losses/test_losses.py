@@ -292,7 +292,7 @@ def test_the_examples_of_the_page_on_training_work(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(fedkeel, "simulate", lambda **options: asked.append(options))
-    monkeypatch.setattr(fedkeel, "extend", lambda *_, **__: None)
+    monkeypatch.setattr(fedkeel, "resume", lambda *_, **__: None)
     names: dict[str, Any] = {"fedkeel": fedkeel}
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(block, names)

@@ -39,7 +39,7 @@ from fedkeel.runs.origin import records
 from fedkeel.runs.progress import watched
 from fedkeel.runs.run import PYTHON_OBJECT, Run, given_in_python
 from fedkeel.runs.store import Store
-from fedkeel.simulation import finish, prepare_run
+from fedkeel.simulation import build, finish
 from fedkeel.stopping import Stopped
 from fedkeel.trust import privacy
 
@@ -132,7 +132,7 @@ def advise(
     asked = asked.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
     privacy.refuse_contradictions(asked, Composition.of(methods.build(asked.method)))
     refuse_idle(asked)
-    setup = prepare_run(without_idle(asked.replace(dp="none")), federation=federation, model=network)
+    setup = build(without_idle(asked.replace(dp="none")), federation=federation, model=network)
     if len(setup.given.clients) < 2:
         raise FedkeelError(
             f"'{setup.given.name}' has one client, and with one there is nothing federated to advise on: cut the data "

@@ -1,4 +1,4 @@
-"""A run whose validation does not get better stops, is finished, and says so."""
+"""The best round by the validation; and a run whose validation does not get better stops, is finished, and says so."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedkeel
 from fedkeel.cli import main
-from fedkeel.engine.patience import Patience
+from fedkeel.engine.best import Best
 from fedkeel.errors import FedkeelError
 from fedkeel.stopping import Stopped
 from tests import tiny
 
 
-def stops_after(values: list[float], evaluations: int, least: float = 0.0) -> int | None:
+def stops_after(values: list[float], patience: int, min_delta: float = 0.0) -> int | None:
     """The number of evaluations after which it is over."""
-    patience, best = Patience(evaluations, least), {"accuracy": -1.0, "round": -1}
-    for number, value in enumerate(values, start=1):
-        if value > best["accuracy"]:
-            best = {"accuracy": value, "round": number}
-        patience.see(best)
-        if patience.is_over:
-            return number
+    best = Best(fedkeel.Config(patience=patience, min_delta=min_delta))
+    for round, value in enumerate(values):
+        best.see(round, value)
+        best.count()
+        if best.is_over:
+            return round + 1
     return None
 
 
@@ -34,20 +34,33 @@ def test_it_is_over_after_so_many_without_a_better_one() -> None:
     assert stops_after([0.0, 0.0, 0.0], 2) == 3
     assert stops_after([0.5] * 100, 0) is None
     assert stops_after([r / 10 for r in range(9)], 1) is None
+    assert stops_after([-0.5, -0.2, -0.3, -0.4], 2) == 4  # losses, turned round
 
 
 def test_what_is_hardly_better_does_not_count_but_adds_up() -> None:
-    assert stops_after([0.1, 0.11, 0.12, 0.13], 3, least=0.05) == 4
-    assert stops_after([0.1, 0.12, 0.14, 0.16, 0.18, 0.2], 3, least=0.05) is None
-    assert stops_after([0.1, 0.15, 0.15], 2, least=0.05) == 3  # by as much is not by more
+    assert stops_after([0.1, 0.11, 0.12, 0.13], 3, min_delta=0.05) == 4
+    assert stops_after([0.1, 0.12, 0.14, 0.16, 0.18, 0.2], 3, min_delta=0.05) is None
+    assert stops_after([0.1, 0.15, 0.15], 2, min_delta=0.05) == 3  # by as much is not by more
 
 
 def test_where_nobody_has_validated_yet_nothing_is_over() -> None:
-    patience = Patience(1, 0.0)
+    best = Best(fedkeel.Config(patience=1))
     for _ in range(3):
-        patience.see({"accuracy": -1.0, "round": -1})
-    assert not patience.is_over
-    assert patience.kept == {}
+        assert not best.see(0, -math.inf)
+        best.count()
+    assert not best.is_over
+    assert best.numbers() == {}
+
+
+def test_it_comes_back_from_a_checkpoint_as_it_was() -> None:
+    best = Best(fedkeel.Config(result="best-validation", patience=3))
+    best.see(4, 0.5)
+    best.count()
+    best.model, best.local = {"w": torch.ones(2)}, {"a/b": {"head.bias": torch.zeros(1)}}
+    again = Best(best.config)
+    again.restore(best.numbers(), best.groups())
+    assert again == best
+    assert again.is_result
 
 
 # No accuracy is better than another by more than 1.
