@@ -313,8 +313,8 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path, method:
 def test_a_run_goes_on_under_other_options_of_the_machine_and_no_others(tmp_path: Path) -> None:
     whole = tiny.run(tmp_path / "whole", "fedbn", rounds=4, executor="serial")
     run = interrupted(tmp_path / "r", "fedbn", at=1, executor="serial")
-    with pytest.raises(FedkeelError, match="'rounds' cannot change when a run is resumed: give only executor"):
-        tiny.resume(run.directory, rounds=8)
+    with pytest.raises(FedkeelError, match="'batch_size' cannot change when a run is resumed: give only executor"):
+        tiny.resume(run.directory, batch_size=8)
     done = tiny.resume(run.directory, executor="processes", workers=2, memory_limit=0)
     assert tiny.result(done) == tiny.result(whole)
     assert done.summary is not None
