@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fedkeel import data
-from fedkeel.data import memory, sources
+from fedkeel.data import sources
 from fedkeel.errors import DataError, FedkeelError
 from tests import vectors
 
@@ -106,14 +106,6 @@ def test_images_of_several_sizes_are_brought_to_one() -> None:
     assert stored(Items(torch.rand(12, 2, 5, 5)), size=3).shape == (12, 2, 3, 3)
     as_files = np.asarray(Image.fromarray(PICTURES[0]).resize((4, 4), Image.Resampling.BILINEAR))
     assert torch.equal(stored(Items(PICTURES), size=4)[0], torch.from_numpy(as_files).permute(2, 0, 1))
-
-
-def test_what_does_not_fit_is_said_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available", lambda: 12 * 5 * 7 * 3 - 1)
-    items = Items(PICTURES)
-    with pytest.raises(DataError, match=r"The 12 samples of 'own', 5 x 7 pixels each, need 1.26 kB of memory"):
-        stored(items)
-    assert items.asked == [0]
 
 
 def test_reading_for_long_shows_a_bar_and_gives_every_number_once(monkeypatch: pytest.MonkeyPatch) -> None:

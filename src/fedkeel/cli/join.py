@@ -62,7 +62,6 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: Arguments) -> int:
     need_flower()
 
-    from fedkeel.data.dataset import Findings
     from fedkeel.data.formats.images import Bits
     from fedkeel.data.site import SiteFolder, class_folders
     from fedkeel.deploy.certificates import SiteFiles
@@ -81,7 +80,7 @@ def run(arguments: Arguments) -> int:
     own = {option: value for option, value in given.items() if value is not None}
     # What is wrong with its images is told here and not to the server: names of files may be names of patients.
     reader = SiteFolder(root=folder, site=name, **own)
-    reader.split(reader.scan(folder, Findings(collect=True)).domains)
+    reader.split(reader.scan(folder).domains)
     read = own_folder(folder, name, **own)
     state = Path(arguments.state) if arguments.state else state_folder() / file_name(name)
     models = SiteModels(state / "models") if arguments.calibrate else None

@@ -13,7 +13,7 @@ import torch
 
 from fedkeel import spec
 from fedkeel.config import Config
-from fedkeel.data.dataset import Findings, Manifest
+from fedkeel.data.dataset import Manifest
 from fedkeel.data.federation import Federation
 from fedkeel.data.formats.folders import images_in, visible_folders
 from fedkeel.data.load import Cut
@@ -38,7 +38,7 @@ class SiteFolder(Folder):
     def folder(self) -> Path:
         return Path(self.root or "")
 
-    def scan(self, root: Path, findings: Findings) -> Manifest:
+    def scan(self, root: Path) -> Manifest:
         own = class_folders(root)
         classes = tuple(own) if self.classes is None else tuple(names(self.classes))
         for label in own:
@@ -46,8 +46,8 @@ class SiteFolder(Folder):
                 raise DataError(
                     f"The class folder '{label}' of '{root}' is no class of the federation: {nearest(label, classes)}"
                 )
-        domain = scan_domain(root, classes, findings, self.group)
-        tell_empty(findings, classes, {root: domain})
+        domain = scan_domain(root, classes, self.group)
+        tell_empty(classes, {root: domain})
         return Manifest(self.name, root, classes, {self.site: domain})
 
 

@@ -20,8 +20,6 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from fedkeel.data import memory
-from fedkeel.data.federation import extent
 from fedkeel.data.formats.images import Depth, rgb
 from fedkeel.errors import DataError, numbered, unknown
 from fedkeel.options import Count, check_fields, described
@@ -165,8 +163,6 @@ class Source:
         if array.ndim == 4 and array.shape[1] not in CHANNELS and array.shape[3] in CHANNELS:
             log.warning("Images of shape %s are taken as channels first, (C, H, W): permute them if they are not.",
                         tuple(array.shape[1:]))  # fmt: skip
-        if array.dtype != torch.float32:
-            memory.require(4 * array.numel(), f"The samples of '{self.name}' as float32", "give fewer samples")
         return finite(array.to(torch.float32).contiguous())
 
     def _items(self, data: Any, labels: Any, image: str, label: str) -> tuple[Tensor, Any]:
@@ -175,20 +171,18 @@ class Source:
         if count == 0:
             raise DataError(f"'{self.name}' has no samples: give some.")
         first = self._sample(parted(data[0], image, label, labels is not None)[0], 0, Depth())
-        what = f"The {count:,} samples of '{self.name}', {extent(first.shape)} each,"
         found, depth = list[Any](), Depth()
-        with memory.holding(count * first.nbytes, what, "give a smaller size=, or fewer samples"):
-            values = torch.empty(count, *first.shape, dtype=first.dtype)
-            for number in counted(count, f"Reading {self.name}", self.verbose):
-                sample, own = parted(data[number], image, label, labels is not None)
-                array = self._sample(sample, number, depth)
-                if array.shape != first.shape or array.dtype != first.dtype:
-                    raise DataError(
-                        f"Sample {number} is {array.dtype} of shape {tuple(array.shape)} and sample 0 {first.dtype} of "
-                        f"{tuple(first.shape)}: bring all to one, images with size=64 or a transform of their own."
-                    )
-                values[number] = array
-                found.append(own.item() if isinstance(own, Tensor | np.generic) and own.ndim == 0 else own)
+        values = torch.empty(count, *first.shape, dtype=first.dtype)
+        for number in counted(count, f"Reading {self.name}", self.verbose):
+            sample, own = parted(data[number], image, label, labels is not None)
+            array = self._sample(sample, number, depth)
+            if array.shape != first.shape or array.dtype != first.dtype:
+                raise DataError(
+                    f"Sample {number} is {array.dtype} of shape {tuple(array.shape)} and sample 0 {first.dtype} of "
+                    f"{tuple(first.shape)}: bring all to one, images with size=64 or a transform of their own."
+                )
+            values[number] = array
+            found.append(own.item() if isinstance(own, Tensor | np.generic) and own.ndim == 0 else own)
         for sentence in depth.sentences("scans of so many bits are for the data set's own transform to scale"):
             log.warning("Of '%s', %s", self.name, sentence)
         return finite(values), found if labels is None else labels

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedkeel import seeds
-from fedkeel.data.dataset import Domain, Findings, Parts
+from fedkeel.data.dataset import Domain, Parts
 from fedkeel.data.partition import in_proportion, shuffled_classes
 from fedkeel.data.population import USES, IntArray
 from fedkeel.errors import DataError
@@ -118,7 +118,7 @@ def refuse_divided_groups(name: str, parts: Sequence[npt.NDArray[Any]]) -> None:
                 )
 
 
-def tell_shared_groups(domains: Domains, findings: Findings) -> None:
+def tell_shared_groups(domains: Domains) -> None:
     """Each domain is split by itself, as its site would."""
     places: dict[Any, list[str]] = {}
     for name, domain in domains.items():
@@ -127,9 +127,10 @@ def tell_shared_groups(domains: Domains, findings: Findings) -> None:
     shared = {group: names for group, names in places.items() if len(names) > 1}
     for group, names in list(shared.items())[:1]:
         groups = "groups are" if len(shared) > 1 else "group is"
-        findings.extra(
-            f"{len(shared):,} {groups} in several domains, '{group}' in {' and '.join(names[:3])}: each domain is "
-            "split by itself, so that one may train on a group that another is tested on."
+        log.warning(
+            "%s %s in several domains, '%s' in %s: each domain is split by itself, so that one may train on a group "
+            "that another is tested on.",
+            *(f"{len(shared):,}", groups, group, " and ".join(names[:3])),
         )
 
 

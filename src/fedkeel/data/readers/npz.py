@@ -12,11 +12,11 @@ import numpy.typing as npt
 import torch
 
 from fedkeel.data.dataset import Dataset, indices
-from fedkeel.data.formats.cache import Bytes
-from fedkeel.data.formats.npz import Arrays, read_arrays
+from fedkeel.data.formats.arrays import Arrays, read_arrays
 from fedkeel.data.population import IntArray, Split
 from fedkeel.data.reader import DATASETS, Fraction, Root, find_root
 from fedkeel.data.splits import check_shares, stratified_split
+from fedkeel.data.store import Bytes
 from fedkeel.errors import DataError
 
 USES = ("validation", "test")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeel.data.dataset import Domain, Findings, Manifest, Parts, image_files
+from fedkeel.data.dataset import Domain, Manifest, Parts, image_files
 from fedkeel.data.formats.arrays import from_parquet
 from fedkeel.data.formats.lists import read_table
 from fedkeel.data.population import USES
@@ -59,7 +59,7 @@ class Table(Reader):
             raise DataError(f"The root '{root}' of the table is not a folder: give the one that its paths begin in.")
         return root
 
-    def scan(self, root: Path, findings: Findings) -> Manifest:
+    def scan(self, root: Path) -> Manifest:
         given = {"path": self.path, "label": self.label, "site": self.site, "group": self.group, "split": self.part}
         rows = Rows(Path(self.file or "").expanduser(), given)
         labels = rows.cells["label"]
@@ -76,7 +76,7 @@ class Table(Reader):
             images = image_files([files[row] for row in own], [known[labels[row]] for row in own])
             groups = np.array([rows.cells["group"][row] for row in own], np.str_) if "group" in rows.cells else None
             domains[site] = Domain([images], rows.parts(own), groups)
-        tell_shared_groups(domains, findings)
+        tell_shared_groups(domains)
         return Manifest(self.name, root, classes, domains)
 
 
@@ -86,7 +86,11 @@ class Rows:
     def __init__(self, file: Path, given: Mapping[str, str | None]) -> None:
         """`given` are the columns' names; one without a name may be missing."""
         self.file = file
-        rows = read_table(file, ()) if file.suffix != ".parquet" else from_parquet(file, "read_table").to_pylist()
+        rows = (
+            read_table(file, ())
+            if file.suffix != ".parquet"
+            else from_parquet(file, lambda opened: opened.read()).to_pylist()
+        )
         if not rows:
             raise DataError(f"'{file}' has no rows: list an image in each.")
         present = [str(column) for column in rows[0] if column]
