@@ -76,6 +76,15 @@ def test_test_and_validation_can_be_named() -> None:
     assert len(both.validation) == pytest.approx(len(both.train), abs=3)
 
 
+def test_a_group_is_in_one_split() -> None:
+    patients = np.arange(120) // 4
+    federation = data.federation(X, Y, clients=SITES, groups=patients, test=0.25, validation=0.1)
+    for client in federation.clients:
+        own = [set(patients[part.numpy()]) for part in client.splits]
+        assert all(own)
+        assert len(set.union(*own)) == sum(map(len, own))
+
+
 def test_unseen_clients_and_domains_are_tested_whole_and_never_trained_on() -> None:
     federation = data.federation(X, Y, clients=SITES, unseen="west")
     assert [client.name for client in federation.unseen] == ["west"]
@@ -163,7 +172,7 @@ def test_floats_are_not_transformed_unless_that_is_asked_for() -> None:
         ({"test_share": 0.2}, "did you mean 'test"),
         ({"others": ["a"]}, r"There is no option of federation\(\) named 'others'"),
         ({"unseen": "nort"}, "did you mean 'north'"),
-        ({"unseen": vectors.SITES}, "Every client of 'own' is unseen"),
+        ({"unseen": vectors.SITES}, "Every domain of 'own' is unseen"),
         ({"test": 1.5}, "'test' is 1.5"),
         ({"test": 0.6, "validation": 0.5}, "leave nothing to train on"),
         ({"test": [3], "validation": [3]}, "Sample 3 is for testing and for validation"),
@@ -174,7 +183,7 @@ def test_floats_are_not_transformed_unless_that_is_asked_for() -> None:
         ({"train_transform": "flop"}, "did you mean 'flip'"),
         ({"sise": 3}, "did you mean 'size'"),
         ({"size": 0}, "'size' is 0"),
-        ({"subsample": 3}, "'subsample' goes with a partition"),
+        ({"groups": SITES, "test": np.arange(120) < 5}, "The group '.*' of 'north' is for train and for test"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(options: dict[str, Any], sentence: str) -> None:

@@ -20,6 +20,7 @@ from fedkeel.cli.terminal.output import Line, Table, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser, add_command, given_options, with_options
 from fedkeel.config import from_dict
 from fedkeel.core.naming import file_name
+from fedkeel.data.federation import called
 from fedkeel.options import Count, checked
 
 HELP = "look at a data set"
@@ -97,12 +98,12 @@ def describe_data(arguments: Arguments) -> int:
     document = {
         "name": federation.name,
         "classes": federation.classes,
-        "image": dict(zip(("channels", "height", "width"), federation.image_shape, strict=True)),
+        "image": dict(zip(("channels", "height", "width"), federation.image_shape, strict=False)),
         "training_clients": len(federation.clients),
         "clients": clients,
     }
     shape = "x".join(map(str, federation.image_shape))
-    caption = f"{federation.name}: {federation.num_classes} classes, images {shape}."
+    caption = f"{federation.name}: {federation.num_classes} classes, {called(federation.image_shape)}s of {shape}."
     if most is not None and most < len(federation.clients):
         caption += f" The first {most:,} of {len(federation.clients):,} clients."
     headings = ["client", "domain", "train", "validation", "test", "classes"]

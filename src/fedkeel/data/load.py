@@ -72,6 +72,7 @@ class Cut:
             on_disk=dataset.on_disk,
             bits=dataset.bits,
             paths=dataset.paths,
+            columns=dataset.columns,
         )
         warn_of_gaps(dataset, federation)
         return federation
