@@ -209,7 +209,7 @@ def test_other_numbers_are_other_data() -> None:
     assert changed(before, Outline.of(vectors.federation())) == ""
     federation = vectors.federation()
     federation.images[federation["south"].test[0], 5] += 1e-6
-    assert "the test samples of 'south' are not those" in changed(before, Outline.of(federation))
+    assert "the samples of 'south' are not those" in changed(before, Outline.of(federation))
 
 
 def test_thousands_of_clients_are_made_in_one_go() -> None:
