@@ -51,10 +51,9 @@ def federation(
         data: uint8 images (N, C, H, W), (N, H, W, C) or (N, H, W); float images (N, C, H, W) or vectors (N, D), taken
             as they are; a pandas table of features; a torch `Dataset` of (image, label), or a Hugging Face one.
         labels: of each sample, whole numbers from 0 or names; where the data have them, they are left out.
-        clients: whose each sample is (a name for each, or a column's name), or their samples' numbers, {name: numbers}
-            or a list of lists. Without, `partition` cuts the data, domain by domain.
-        domains: what each sample's domain is called (a column's name, too), or each client's, {client: domain}. By
-            default a client is a domain of its own.
+        clients: whose each sample is (a name for each, or a column's name), or their samples' numbers, {name: numbers}.
+            Without, `partition` cuts the data, domain by domain.
+        domains: what each sample's domain is called (a column's name, too). By default a client is a domain of its own.
         groups: the patient of each sample, or a column's name: no group is in two splits of a client.
         test, validation: the share of each client's samples, by class; or which: numbers, truth values, a column.
         options: those of `Source`, how the data are read (`name`, `image`, `label`, `classes`, `size`, `split_seed`),
@@ -137,21 +136,11 @@ def with_clients(dataset: Dataset, cut: Cut, domain_of: Mapping[str, str]) -> Fe
 
 
 def domains_of(members: Mapping[str, IntArray], domains: Any, count: int) -> dict[str, str]:
-    """The domain of each client."""
+    """The domain of each client, which is that of all of its samples."""
     if domains is None:
         return {name: name for name in members}
-    if isinstance(domains, Mapping):
-        given = {str(client): str(domain) for client, domain in domains.items()}
-        for name in (*given, *members):
-            if name not in members:
-                raise DataError(unknown("client", name, members))
-            if name not in given:
-                raise DataError(f"'domains' does not say which is that of the client '{name}': give one for each.")
-        return given
-    domain = np.empty(count, object)
-    for name, positions in by_name(domains, count, "domain").items():
-        domain[positions] = name
-    found = {name: list(dict.fromkeys(domain[positions])) for name, positions in members.items()}
+    of = each_name(domains, count, "domain")
+    found = {name: [str(domain) for domain in np.unique(of[positions])] for name, positions in members.items()}
     for name, own in found.items():
         if len(own) > 1:
             raise DataError(
@@ -245,14 +234,9 @@ def by_name(given: Any, count: int, what: str) -> dict[str, IntArray]:
 
 def members_of(clients: Any, count: int) -> dict[str, IntArray]:
     """The samples of each client, checked: no two clients share one."""
-    lists = isinstance(clients, list | tuple) and clients and not isinstance(clients[0], str)
-    if isinstance(clients, Mapping):
-        given = {str(name): own for name, own in clients.items()}
-    elif lists and hasattr(clients[0], "__len__"):
-        digits = len(str(len(clients) - 1))
-        given = {f"client-{number:0{digits}}": own for number, own in enumerate(clients)}
-    else:
+    if not isinstance(clients, Mapping):
         return by_name(clients, count, "client")
+    given = {str(name): own for name, own in clients.items()}
     if not given:
         raise DataError("There is no client: give at least one.")
     owner = np.full(count, -1)
