@@ -25,7 +25,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.load import Cut
 from fedkeel.data.population import IntArray, Split
 from fedkeel.data.sources import Samples, Source
-from fedkeel.data.splits import check_shares, grouped_split, refuse_divided_groups, stratified_split
+from fedkeel.data.splits import check_shares, refuse_divided_groups, split
 from fedkeel.errors import DataError, numbered, unknown
 from fedkeel.options import Decay, checked, described
 from fedkeel.spec import names
@@ -296,14 +296,11 @@ class Splits:
     def of(self, name: str, positions: IntArray) -> Split:
         tested, held = positions[self.tested[positions]], positions[self.held[positions]]
         rest = positions[~(self.tested | self.held)[positions]]
-        shares = (0.0 if len(held) else self.validation, 0.0 if len(tested) else self.test)
-        if self.groups is None:
-            train, more_held, more_tested = stratified_split(self.labels[rest], *shares, self.seed, name)
-        else:
+        groups = None if self.groups is None else self.groups[rest]
+        if self.groups is not None:
             refuse_divided_groups(name, [self.groups[part] for part in (rest, held, tested)])
-            train, more_held, more_tested = grouped_split(
-                self.labels[rest], self.groups[rest], *shares, self.seed, name
-            )
+        shares = (0.0 if len(held) else self.validation, 0.0 if len(tested) else self.test)
+        train, more_held, more_tested = split(self.labels[rest], groups, *shares, self.seed, name)
         parts = rest[train], np.concatenate([held, rest[more_held]]), np.concatenate([tested, rest[more_tested]])
         return Split(*(indices(np.sort(part)) for part in parts))
 
@@ -312,8 +309,7 @@ def refuse_transforms(federation: Federation) -> Federation:
     """Transforms are made for pictures: of floats, those that would do something else than they say are refused."""
     x = federation.images[:2]
     for transform in (federation.train_transform, federation.test_transform) if x.is_floating_point() else ():
-        parts: Sequence[Any] = getattr(transform, "transforms", (transform,))
-        for part in parts:
+        for part in getattr(transform, "transforms", (transform,)):
             name = type(part).__name__
             if getattr(part, "of_colours", False):
                 raise DataError(

@@ -58,21 +58,25 @@ def by_shares(
 
 def shares_of(name: str, domain: Domain, validation: float, test: float, seed: int) -> Parts:
     labels, groups = domain.labels, domain.groups
+    if domain.official is None:
+        return split(labels, groups, validation, test, seed, name)
+    training, held, tested = domain.official
+    if groups is not None:
+        refuse_divided_groups(name, [groups[part] for part in domain.official])
+    if len(held) == 0 and validation:
+        own = None if groups is None else groups[training]
+        kept, drawn, _ = split(labels[training], own, validation, 0, seed, name)
+        training, held = training[kept], training[drawn]
+    return training, held, tested
 
-    def split(among: IntArray, test: float) -> Parts:
-        if groups is None:
-            return stratified_split(labels[among], validation, test, seed, name)
-        return grouped_split(labels[among], groups[among], validation, test, seed, name)
 
-    if domain.official is not None:
-        training, held, tested = domain.official
-        if groups is not None:
-            refuse_divided_groups(name, [groups[part] for part in domain.official])
-        if len(held) == 0 and validation:
-            kept, drawn, _ = split(training, 0)
-            training, held = training[kept], training[drawn]
-        return training, held, tested
-    return split(np.arange(len(labels)), test)
+def split(
+    labels: IntArray, groups: npt.NDArray[Any] | None, validation: float, test: float, seed: int, purpose: str
+) -> Parts:
+    """Shares of each class; groups, where there are any, in one piece."""
+    if groups is None:
+        return stratified_split(labels, validation, test, seed, purpose)
+    return grouped_split(labels, groups, validation, test, seed, purpose)
 
 
 def grouped_split(

@@ -146,24 +146,6 @@ def read_arrays(path: Path) -> Arrays:
     raise DataError(f"'{path}' cannot be read as an .npz pack of plain arrays ({problem}): write it with np.savez.")
 
 
-def npz_images(file: Path) -> list[list[Images]]:
-    """`x_train`, `y_train`, `x_test` and `y_test`, as Keras has MNIST: uint8 images (N, H, W) or (N, H, W, 3)."""
-    arrays = read_arrays(file)
-    both = []
-    for use in ("train", "test"):
-        x, y = arrays.get(f"x_{use}"), arrays.get(f"y_{use}")
-        shapes = x is not None and x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[3] in (1, 3)))
-        if x is None or y is None or not shapes or len(x) != y.size or y.dtype.kind not in "iu":
-            raise DataError(
-                f"'{file}' needs uint8 images x_{use}, (N, H, W) or (N, H, W, 3), and their labels y_{use}, whole "
-                "numbers."
-            )
-        plain: Bytes = x[..., 0] if x.ndim == 4 and x.shape[3] == 1 else x
-        labels = checked(file, y.reshape(-1).astype(np.int64), 10)
-        both.append([Images(labels, [file], lambda plain=plain: plain)])  # type: ignore[misc]
-    return both
-
-
 # -- parquet, as on Hugging Face: a column `img` or `image` of {bytes, path}, and `label` or `fine_label` --------------
 PLACES = (".", "data", "plain_text", "cifar100")
 

@@ -16,7 +16,6 @@ from fedkeel.data.formats.arrays import (
     idx_images,
     libsvm_images,
     mat_images,
-    npz_images,
     parquet_domain,
     parquet_files,
 )
@@ -99,7 +98,7 @@ class DigitsFive(Reader):
         "digits/svhn/{train,test}_32x32.mat\n"
         "digits/synth/synth_{train,test}_32x32.mat\n"
         "digits/usps/usps.bz2 and usps.t.bz2\n"
-        "or for any of them <domain>/{train,test}.parquet, <domain>/{train,test}/<digit>/*.png, or <domain>.npz"
+        "or for any of them <domain>/{train,test}.parquet, or <domain>/{train,test}/<digit>/*.png"
     )
     folders = ("digits-five", "digits_five", "digits", "DigitsFive")
     class_names = DIGITS
@@ -133,10 +132,10 @@ class DigitsFive(Reader):
         domains: dict[str, Domain] = {}
         for domain, origin in ORIGINS.items():
             present = [root / folder for folder in origin.folders if (root / folder).is_dir()]
-            if not present and not (root / f"{domain}.npz").is_file():
+            if not present:
                 log.warning("The domain '%s' of digits-five is not in '%s' and is left out.", domain, root)
                 continue
-            domains[domain] = read_domain(domain, root, present)
+            domains[domain] = read_domain(domain, present)
         used = {folder.partition("/")[0] for origin in ORIGINS.values() for folder in origin.folders}
         others = [folder for folder in visible_folders(root) if folder.name not in used]
         for folder in others:
@@ -149,16 +148,13 @@ class DigitsFive(Reader):
         return Manifest(self.name, root, DIGITS, dict(sorted(domains.items())))
 
 
-def read_domain(domain: str, root: Path, folders: Sequence[Path]) -> Domain:
-    """One domain, in the first form that is there: parquet, its authors' files, labelled images, a tree, npz."""
+def read_domain(domain: str, folders: Sequence[Path]) -> Domain:
+    """One domain, in the first form that is there: parquet, its authors' files, labelled images, a tree."""
     for folder in folders:
         found = parquet_domain("digits-five", folder, 10) or authors_files(domain, folder)
         found = found or labelled(domain, folder) or tree(f"digits-five-{domain}", folder)
         if found:
             return split_domain(*found)
-    for file in (root / f"{domain}.npz", *(folder / f"{domain}.npz" for folder in folders)):
-        if file.is_file():
-            return split_domain(*npz_images(file))
     raise DataError(
         f"There is no data of '{domain}' in '{folders[0]}' (pickles and HDF5 files are not read): "
         f"{ORIGINS[domain].wanted}"
