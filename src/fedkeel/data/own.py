@@ -83,7 +83,7 @@ def federation(
             as_dataset(source.name, samples, y, classes, parts, splits), cut, domains_of(parts, said["domains"], count)
         )
     parts = {source.name: np.arange(count)} if domains is None else by_name(said["domains"], count, "domain")
-    return refuse_transforms(cut.federation(as_dataset(source.name, samples, y, classes, parts, splits)))
+    return cut.federation(as_dataset(source.name, samples, y, classes, parts, splits))
 
 
 def read_options(options: Mapping[str, Any]) -> tuple[Source, Cut]:
@@ -132,7 +132,7 @@ def with_clients(dataset: Dataset, cut: Cut, domain_of: Mapping[str, str]) -> Fe
     made = replace(cut, unseen=unseen).federation(dataset)
     seen = tuple(replace(client, domain=domain_of[client.name]) for client in made.clients)
     tested = tuple(replace(client, domain=domain_of[client.name]) for client in made.unseen)
-    return refuse_transforms(replace(made, clients=seen, unseen=tested))
+    return replace(made, clients=seen, unseen=tested)
 
 
 def domains_of(members: Mapping[str, IntArray], domains: Any, count: int) -> dict[str, str]:
@@ -303,25 +303,3 @@ class Splits:
         train, more_held, more_tested = split(self.labels[rest], groups, *shares, self.seed, name)
         parts = rest[train], np.concatenate([held, rest[more_held]]), np.concatenate([tested, rest[more_tested]])
         return Split(*(indices(np.sort(part)) for part in parts))
-
-
-def refuse_transforms(federation: Federation) -> Federation:
-    """Transforms are made for pictures: of floats, those that would do something else than they say are refused."""
-    x = federation.images[:2]
-    for transform in (federation.train_transform, federation.test_transform) if x.is_floating_point() else ():
-        for part in getattr(transform, "transforms", (transform,)):
-            name = type(part).__name__
-            if getattr(part, "of_colours", False):
-                raise DataError(
-                    f"The transform {name} changes colours between 0 and 1, and these data are floats that may be "
-                    "anything: leave it out, or give uint8 images."
-                )
-            try:
-                fits = part(x, torch.full((len(x), part.draws), 0.5)).ndim == x.ndim
-            except (RuntimeError, IndexError, ValueError):
-                fits = False
-            if not fits:
-                raise DataError(
-                    f"The transform {name} does not fit samples of shape {tuple(x.shape[1:])}: leave it out."
-                )
-    return federation

@@ -191,6 +191,7 @@ def test_without_paths_the_other_columns_are_vectors(tmp_path: Path, ending: str
         ({"age": "old"}, {}, "The column 'age' does not hold numbers .*'old'.*, and features are numbers"),
         ({}, {"size": 9}, "'root', 'size' and 'bits' are for images, and the table has no column 'path'"),
         ({}, {"path": "image"}, "lacks 'image': give path=NAME"),
+        ({}, {"train_transform": "flip"}, r"The transform Flip does not fit samples of shape \(2,\)"),
     ],
 )
 def test_what_is_wrong_with_vectors_is_one_sentence(
