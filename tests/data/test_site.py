@@ -92,6 +92,13 @@ def test_a_class_that_the_federation_does_not_have_is_named(root: Path) -> None:
         load_site(root / "north", "north", config(), ["cat", "dog"])
 
 
+def test_a_class_of_the_federation_never_leads_out_of_the_folder(root: Path) -> None:
+    alone = load_site(
+        root / "north", "north", config(), ["cat", "dog", "owl", "../south/cat", str(root / "south" / "dog")]
+    )
+    assert sorted(set(alone.labels.tolist())) == [0, 1, 2]
+
+
 def test_a_folder_that_is_no_site_is_refused_with_the_layout(root: Path) -> None:
     for folder in (root / "nowhere", root / "north" / "cat", root / "north" / "cat" / "0.png"):
         with pytest.raises(DataError, match="folder/<class>"):

@@ -155,13 +155,6 @@ def test_more_than_a_hundredth_of_broken_images_is_refused(tmp_path: Path) -> No
         load("folder", root=root)
 
 
-def test_images_beside_the_class_folders_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    root = make_tree(tmp_path)
-    Image.new("RGB", (8, 8)).save(root / "art" / "loose.png")
-    load("folder", root=root)
-    assert "1 file of 'art' is not read: 1 .png not right in a class's folder" in caplog.text
-
-
 def test_a_tree_without_domains_is_told_the_layout(tmp_path: Path) -> None:
     root = make_tree(tmp_path)
     with pytest.raises(DataError, match=r"has images right in it, but the layout must be root/<domain>/<class>"):

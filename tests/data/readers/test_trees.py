@@ -293,13 +293,3 @@ def test_a_list_may_have_a_byte_order_mark_and_must_be_text(tmp_path: Path) -> N
     file.write_bytes(b"photo/dog/\x81.png 1")
     with pytest.raises(DataError, match=r"photo_train_kfold.txt' is not text in UTF-8 or cp1252: download it, or save"):
         DATASETS.build("pacs", root=root, size=4)
-
-
-def test_what_macos_puts_into_archives_is_not_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    root = tree(tmp_path, PACS.domains, PACS.class_names)
-    for folder in ("__MACOSX/photo/dog", "photo/__MACOSX"):
-        (root / folder).mkdir(parents=True)
-        (root / folder / "._000.png").write_bytes(b"x")
-    with caplog.at_level(logging.WARNING, "fedkeel"):
-        DATASETS.build("pacs", root=root, size=4)
-    assert caplog.text == ""

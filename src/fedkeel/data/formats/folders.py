@@ -98,14 +98,14 @@ def class_images(name: str, folder: Path, classes: Sequence[str], *, below: str 
 
 def in_class_folders(folder: Path, classes: Sequence[str], below: str = "") -> tuple[Images, Unread]:
     """The images of `folder/<class>/`, and the files beside and below them that are not read."""
+    known = {label: number for number, label in enumerate(classes)}
     files: list[Path] = []
     labels: list[int] = []
     left: Unread = {}
-    for number, label in sorted(enumerate(classes), key=lambda entry: entry[1]):
-        place = folder / label / below
-        if place.is_dir():
-            found, others = sorted_out(place)
-            left |= others | misplaced(place, below=True)
+    for child in visible_folders(folder):  # and not of `classes`, which may come from a server: one may be called `..`
+        if child.name in known and (child / below).is_dir():
+            found, others = sorted_out(child / below)
+            left |= others | misplaced(child / below, below=True)
             files += found
-            labels += [number] * len(found)
+            labels += [known[child.name]] * len(found)
     return image_files(files, labels), left
