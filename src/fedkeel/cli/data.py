@@ -20,7 +20,6 @@ from fedkeel.cli.terminal.output import Line, Table, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser, add_command, given_options, with_options
 from fedkeel.config import from_dict
 from fedkeel.core.naming import file_name
-from fedkeel.data.federation import called
 from fedkeel.options import Count, checked
 
 HELP = "look at a data set"
@@ -89,6 +88,7 @@ def describe_data(arguments: Arguments) -> int:
     """
     config = from_dict(given_options(arguments))
 
+    from fedkeel.data.federation import called
     from fedkeel.engine.setup import load_federation
 
     checked(arguments.clients, Count | None, "--clients")
