@@ -101,7 +101,7 @@ def measure(name: str, rounds: int) -> dict[str, object]:
         batch_size=10,
         learning_rate=1e-3,
         evaluate_every=rounds,
-        evaluate_clients=10,
+        evaluate_clients=10 if row.method == "standalone" else Config().evaluate_clients,
         memory_limit=row.memory_limit,
         executor="serial",
         device="cpu",

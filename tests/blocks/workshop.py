@@ -148,15 +148,22 @@ def make_comparison(place: Path) -> None:
 
 
 def make_table(place: Path) -> None:
-    """The table of the page on data, under both sets of headings that it has."""
+    """The table of images of the page on data."""
     images = place.with_suffix(".folder")
     draw(images, 40)
-    lines = ["path,label,site,group,split,image,diagnosis,hospital,patient,fold"]
+    lines = ["path,label,site,group,split"]
     for number, image in enumerate(sorted(images.iterdir())):
         label, site = ("benign", "malignant")[number // 2 % 2], f"hospital_{'ab'[number // 4 % 2]}"
-        row = f"{image},{label},{site},{image.name[:9]},{('train', 'train', 'test', 'validation')[number // 8 % 4]}"
-        lines.append(f"{row},{row}")
+        lines.append(
+            f"{image},{label},{site},{image.name[:9]},{('train', 'train', 'test', 'validation')[number // 8 % 4]}"
+        )
     place.write_text("\n".join(lines) + "\n")
+
+
+def make_patients(place: Path) -> None:
+    """A table of numbers."""
+    rows = [f"{20 + n},{n / 7},{('ill', 'well')[n % 2]},{('north', 'south')[n // 30]},{n // 2}" for n in range(60)]
+    place.write_text("\n".join(["age,dose,diagnosis,hospital,patient", *rows]) + "\n")
 
 
 def make_weights(network: str, place: Path) -> None:
@@ -198,6 +205,7 @@ THINGS: Mapping[str, Callable[[Path], None]] = {
     r"(?<![\w/-])(?:\./)?images\b(?!\.)": functools.partial(make_tree, ("photo", "sketch"), ("cat", "dog")),
     r"\bscans\b": make_classes,
     r"\bimages\.csv\b": make_table,
+    r"\bpatients\.csv\b": make_patients,
     r"\./data\b": Path.mkdir,
     r"\bnew(?:-images)?/": functools.partial(draw, count=2),
     r"\b[ab]\.png\b": draw_one,

@@ -45,8 +45,8 @@ def test_clients_can_be_lists_of_numbers(caplog: pytest.LogCaptureFixture) -> No
     assert held(named, "one") == set(range(50))
     assert held(named, "two") == set(range(50, 120))
     assert not caplog.records
-    numbered = data.federation(X, Y, clients=[range(20), range(20, 40)])
-    assert [client.name for client in numbered.clients] == ["client-0", "client-1"]
+    few = data.federation(X, Y, clients={0: range(20), 1: range(20, 40)})
+    assert [client.name for client in few.clients] == ["0", "1"]
     assert "80 of the 120 samples belong to no client" in caplog.text
 
 
@@ -76,12 +76,21 @@ def test_test_and_validation_can_be_named() -> None:
     assert len(both.validation) == pytest.approx(len(both.train), abs=3)
 
 
+def test_a_group_is_in_one_split() -> None:
+    patients = np.arange(120) // 4
+    federation = data.federation(X, Y, clients=SITES, groups=patients, test=0.25, validation=0.1)
+    for client in federation.clients:
+        own = [set(patients[part.numpy()]) for part in client.splits]
+        assert all(own)
+        assert len(set.union(*own)) == sum(map(len, own))
+
+
 def test_unseen_clients_and_domains_are_tested_whole_and_never_trained_on() -> None:
     federation = data.federation(X, Y, clients=SITES, unseen="west")
     assert [client.name for client in federation.unseen] == ["west"]
     assert held(federation, "west") == set(federation["west"].test.tolist()) == set(range(80, 120))
     wards = {f"ward {number}": range(20 * number, 20 * number + 20) for number in range(6)}
-    where = {ward: "east" if number > 3 else "city" for number, ward in enumerate(wards)}
+    where = np.where(np.arange(120) < 80, "city", "east")
     federation = data.federation(X, Y, clients=wards, domains=where, unseen=["east"])
     assert [client.name for client in federation.unseen] == ["ward 4", "ward 5"]
     assert federation.domains == ["city", "east"]
@@ -151,19 +160,18 @@ def test_floats_are_not_transformed_unless_that_is_asked_for() -> None:
         ({"clients": "hospital"}, "'hospital' would be a column, and these data have none"),
         ({"clients": 3}, "'clients' is 3: give one for each sample"),
         ({"clients": {}}, "There is no client"),
-        ({"clients": [range(5), range(4, 9)]}, "Sample 4 is of both 'client-0' and 'client-1'"),
+        ({"clients": {"a": range(5), "b": range(4, 9)}}, "Sample 4 is of both 'a' and 'b'"),
         ({"clients": {"a": range(5), "b": []}}, "The client 'b' has no samples"),
         ({"clients": {"a": [0, 120]}}, "The client 'a' has the sample 120, and there are 120"),
         ({"clients": {"a": [0.5]}}, "give the numbers of samples"),
         ({"partition": "even"}, "'partition' would cut them anew: keep one"),
         ({"clients": None, "partition": "evenly"}, "did you mean 'even'"),
         ({"domains": np.arange(120) % 2}, "has samples of the domains '0' and '1'"),
-        ({"domains": {"north": "a"}}, "which is that of the client 'south'"),
-        ({"domains": {"nort": "a"}}, "There is no client named 'nort': did you mean 'north'"),
+        ({"domains": {"north": "a"}}, "'domains' is .*: give one for each sample"),
         ({"test_share": 0.2}, "did you mean 'test"),
         ({"others": ["a"]}, r"There is no option of federation\(\) named 'others'"),
         ({"unseen": "nort"}, "did you mean 'north'"),
-        ({"unseen": vectors.SITES}, "Every client of 'own' is unseen"),
+        ({"unseen": vectors.SITES}, "Every domain of 'own' is unseen"),
         ({"test": 1.5}, "'test' is 1.5"),
         ({"test": 0.6, "validation": 0.5}, "leave nothing to train on"),
         ({"test": [3], "validation": [3]}, "Sample 3 is for testing and for validation"),
@@ -174,7 +182,7 @@ def test_floats_are_not_transformed_unless_that_is_asked_for() -> None:
         ({"train_transform": "flop"}, "did you mean 'flip'"),
         ({"sise": 3}, "did you mean 'size'"),
         ({"size": 0}, "'size' is 0"),
-        ({"subsample": 3}, "'subsample' goes with a partition"),
+        ({"groups": SITES, "test": np.arange(120) < 5}, "The group '.*' of 'north' is for train and for test"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(options: dict[str, Any], sentence: str) -> None:
@@ -200,7 +208,7 @@ def test_other_numbers_are_other_data() -> None:
     assert changed(before, Outline.of(vectors.federation())) == ""
     federation = vectors.federation()
     federation.images[federation["south"].test[0], 5] += 1e-6
-    assert "the test samples of 'south' are not those" in changed(before, Outline.of(federation))
+    assert "the samples of 'south' are not those" in changed(before, Outline.of(federation))
 
 
 def test_thousands_of_clients_are_made_in_one_go() -> None:

@@ -64,6 +64,23 @@ def test_an_unseen_site_is_tested_on_all_its_images(root: Path) -> None:
     assert len(few["west"].test) == 4
 
 
+def test_a_site_s_table_is_read_as_its_rows_of_a_table_of_all(tmp_path: Path) -> None:
+    rows = [f"{20 + n},{n / 3},{('ill', 'well')[n % 2]},{('north', 'south')[n // 30]},{n // 2}" for n in range(60)]
+    heading = "age,dose,diagnosis,site,patient"
+    (tmp_path / "all.csv").write_text("\n".join([heading, *rows]))
+    together = load("table", file=tmp_path / "all.csv", label="diagnosis", group="patient")
+    columns = [",".join([*row.split(",")[:3], row.split(",")[4]]) for row in rows[30:]]
+    (tmp_path / "own.csv").write_text("\n".join(["age,dose,diagnosis,patient", *columns]))
+    data = config("table(label=diagnosis)")
+    alone = load_site(tmp_path / "own.csv", "south", data, together.classes, group="patient")
+    assert (alone.columns, alone.domains) == (("age", "dose"), ["south"])
+    for ours, theirs in zip(alone["south"].splits, together["south"].splits, strict=True):
+        assert torch.equal(alone.images[ours], together.images[theirs])
+        assert torch.equal(alone.labels[ours], together.labels[theirs])
+    with pytest.raises(DataError, match=r"The federation reads 'folder\(size=10\)', and '.*own.csv' is a file"):
+        load_site(tmp_path / "own.csv", "south", config())
+
+
 def test_a_subsample_is_that_of_a_run_on_one_machine(root: Path) -> None:
     together = load("folder", root=root, size=10, subsample=6, seed=3)
     alone = load_site(root / "south", "south", config(subsample=6, seed=3), together.classes)
@@ -73,6 +90,13 @@ def test_a_subsample_is_that_of_a_run_on_one_machine(root: Path) -> None:
 def test_a_class_that_the_federation_does_not_have_is_named(root: Path) -> None:
     with pytest.raises(DataError, match=r"The class folder 'owl' .* is no class of the federation"):
         load_site(root / "north", "north", config(), ["cat", "dog"])
+
+
+def test_a_class_of_the_federation_never_leads_out_of_the_folder(root: Path) -> None:
+    alone = load_site(
+        root / "north", "north", config(), ["cat", "dog", "owl", "../south/cat", str(root / "south" / "dog")]
+    )
+    assert sorted(set(alone.labels.tolist())) == [0, 1, 2]
 
 
 def test_a_folder_that_is_no_site_is_refused_with_the_layout(root: Path) -> None:
@@ -87,7 +111,7 @@ def test_a_folder_that_is_no_site_is_refused_with_the_layout(root: Path) -> None
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"data": "digits-shift"}, "folders of images"),
+        ({"data": "digits-shift"}, "folders of images or tables"),
         ({"data": "folder(root=/etc)"}, "does not know the option 'root'"),
         ({"data": "folder(colour=red)"}, "does not know the option 'colour'"),
         ({"data": "folder(group=(a+)+b)"}, "The group .* is for each site to say: leave it out, and give --group"),

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fedkeel import data
-from fedkeel.data import memory, sources
-from fedkeel.errors import DataError, FedkeelError
+from fedkeel.errors import DataError
 from tests import vectors
 
 GENERATOR = np.random.default_rng(0)
@@ -103,38 +102,8 @@ def test_images_of_several_sizes_are_brought_to_one() -> None:
     images = stored(Items(pictures), size=8)
     assert images.shape == (12, 3, 8, 8)
     assert images[:, 0, 0, 0].tolist() == list(range(12))
-    assert stored(Items(torch.rand(12, 2, 5, 5)), size=3).shape == (12, 2, 3, 3)
     as_files = np.asarray(Image.fromarray(PICTURES[0]).resize((4, 4), Image.Resampling.BILINEAR))
     assert torch.equal(stored(Items(PICTURES), size=4)[0], torch.from_numpy(as_files).permute(2, 0, 1))
-
-
-def test_what_does_not_fit_is_said_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available", lambda: 12 * 5 * 7 * 3 - 1)
-    items = Items(PICTURES)
-    with pytest.raises(DataError, match=r"The 12 samples of 'own', 5 x 7 pixels each, need 1.26 kB of memory"):
-        stored(items)
-    assert items.asked == [0]
-
-
-def test_reading_for_long_shows_a_bar_and_gives_every_number_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "PATIENCE", -1)
-    assert list(sources.counted(5, "Reading")) == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("verbose", [True, False, None])
-def test_the_bar_is_shown_as_told_or_else_where_a_person_looks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verbose: bool | None
-) -> None:
-    monkeypatch.setattr(sources, "PATIENCE", -1)
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
-    for terminal in (False, True):
-        if terminal:
-            monkeypatch.setenv("FORCE_COLOR", "1")
-        assert stored(Items(PICTURES), verbose=verbose).shape == (12, 3, 5, 7)
-        shown = "Reading own" in capsys.readouterr().err
-        assert shown is (terminal if verbose is None else verbose)
-    with pytest.raises(FedkeelError, match="'verbose' is 'no', which is not true or false"):
-        stored(Items(PICTURES), verbose="no")
 
 
 class Table:
@@ -163,12 +132,14 @@ def test_a_table_s_columns_are_features_but_for_those_that_are_something_else() 
 
 def test_a_table_that_is_not_all_numbers_is_refused() -> None:
     pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"age": [40.0, np.nan, np.nan], "sex": ["f", "m", "f"], "sick": [0, 1, 0]})
+    frame = pandas.DataFrame(
+        {"age": [40.0, np.nan, np.nan], "bmi": [np.inf, 1, 2], "sex": ["f", "m", "f"], "sick": [0, 1, 0]}
+    )
     for options, sentence in (
-        ({"label": "sick"}, "The column 'sex' holds .*, and features are numbers"),
+        ({"label": "sick"}, "The column 'sex' does not hold numbers .*, and features are numbers"),
         (
             {"label": "sick", "clients": "sex"},
-            r"Samples 1, 2 have no finite number in the column 'age' \(nan\)",
+            "no finite number in samples 1, 2 of the column 'age' and sample 0 of the column 'bmi': fill them in",
         ),
         ({"label": "sik"}, "did you mean 'sick'"),
         ({"label": "sick", "clients": "ward"}, "no column named 'ward'"),
@@ -180,8 +151,7 @@ def test_a_table_that_is_not_all_numbers_is_refused() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_a_number_is_named(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "ROWS", 4)
+def test_what_is_not_a_number_is_named(bad: float) -> None:
     x = np.ones((12, 3), np.float32)
     x[9, 1] = bad
     for given in (x, Items(x)):
@@ -205,11 +175,10 @@ class Stream(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (Stream(), "a Stream: samples are looked up by their number"),
-        ((sample for sample in PICTURES), "samples are looked up by their number"),
-        (DataLoader(Items(PICTURES)), "give its data set, loader.dataset"),
-        ({"train": PICTURES}, r"give one of its parts, such as data\['train'\]"),
-        ("cifar10", "is read by fedkeel.data.load"),
+        (Stream(), "a Stream: give arrays, a pandas table, or a torch .* that has a length"),
+        (DataLoader(Items(PICTURES)), "such as loader.dataset"),
+        ({"train": PICTURES}, r"such as .* data\['train'\]"),
+        ("cifar10", "a name is for data.load"),
         (3, "give arrays, a pandas table"),
         (np.zeros(12), r"shape \(12,\): give vectors \(N, D\)"),
         (np.array(["a"] * 12)[:, None], "and not numbers"),
@@ -277,7 +246,7 @@ class TestHuggingFace:
             (faces, {"clients": "ward"}, "no column named 'ward'"),
             (twice, {}, r"Several columns could be the label \(kind, other\): give label='name'"),
             (faces.remove_columns("kind"), {}, "Which column is the label is not said"),
-            (datasets.DatasetDict(train=faces), {}, "give one of its parts"),
+            (datasets.DatasetDict(train=faces), {}, "that has a length"),
         ):
             with pytest.raises(DataError, match=sentence):
                 data.federation(given, **{"clients": CLIENTS, **options})  # type: ignore[arg-type]
@@ -285,5 +254,5 @@ class TestHuggingFace:
     def test_a_stream_is_refused(self, faces: Any) -> None:
         if not os.access("/dev/shm", os.W_OK):
             pytest.skip("a stream of datasets shares its epoch in /dev/shm")
-        with pytest.raises(DataError, match="samples are looked up by their number"):
+        with pytest.raises(DataError, match="that has a length"):
             data.federation(faces.to_iterable_dataset(), clients=CLIENTS)

@@ -128,7 +128,7 @@ def test_a_stopped_run_goes_on_with_the_same_numbers_and_not_with_others(tmp_pat
         )
     other = vectors.federation()
     other.images[other["south"].train[0], 2] += 1
-    with pytest.raises(fedkeel.FedkeelError, match="the training samples of 'south' are not those"):
+    with pytest.raises(fedkeel.FedkeelError, match="the samples of 'south' are not those"):
         fedkeel.resume(tmp_path / "run", federation=other)
     resumed = fedkeel.resume(tmp_path / "run", federation=vectors.federation())
     assert tiny.result(resumed) == tiny.result(whole)

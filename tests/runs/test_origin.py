@@ -41,7 +41,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
     with pytest.raises(FedkeelError, match="'clinic' has 8 training samples, and had 9 when the run began: put them"):
         tiny.resume(run.directory, on=tiny.federation({**tiny.SIZES, "clinic": 8}))
-    with pytest.raises(FedkeelError, match="have changed, the training samples of 'ward' are not those") as caught:
+    with pytest.raises(FedkeelError, match="have changed, the samples of 'ward' are not those") as caught:
         tiny.resume(run.directory, on=tiny.federation(seed=1))
     assert "\n" not in str(caught.value)
     assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
@@ -84,7 +84,7 @@ def mislabel(root: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (delete, "the domain 'a' has"),
+        (delete, "the client 'a' has"),
         (replace_one, "samples of 'b' are not"),
         (replace_secretly, "samples of 'b' are not"),
         (mislabel, "samples of 'a' are not"),

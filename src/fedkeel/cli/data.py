@@ -7,12 +7,10 @@ examples:
   fedkeel data describe folder --root ./images
   fedkeel data show digits-shift -o digits.png
   fedkeel data pack pacs --size 64 --out pacs.npz
-  fedkeel data cache                              decoded images that are kept between runs
 """
 
 import sys
 from dataclasses import asdict
-from datetime import datetime
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from fedkeel.cli.terminal.output import Line, Table, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser, add_command, given_options, with_options
 from fedkeel.config import from_dict
 from fedkeel.core.naming import file_name
-from fedkeel.errors import FedkeelError
 from fedkeel.options import Count, checked
 
 HELP = "look at a data set"
@@ -57,7 +54,6 @@ def add_arguments(parser: Parser) -> None:
     check = add("check", check_data, "count a data set against its published sizes")
     check.add_argument("data", metavar="NAME", help="a data set of 'fedkeel data list', or folder or table")
     check.add_argument("--root", metavar="DIR", help="where it lies (default: in FEDKEEL_DATA)")
-    check.add_argument("--decode", action="store_true", help="open every image file too")
     check.add_shared("--json", "--import")
     summary = "write it as one .npz file, or as a tree of small images"
     packing = add("pack", pack_data, summary, usage="NAME --out FILE.npz|DIR [options]")
@@ -66,12 +62,6 @@ def add_arguments(parser: Parser) -> None:
     packing.add_shared("--import")
     packing.add_argument("--out", required=True, metavar="FILE.npz|DIR", help="what to write")
     packing.add_argument("--size", type=int, metavar="N", help="pixels of a side (default: the data set's)")
-    encoded = "as it lies on disk, images encoded as they are: small, to take along to another machine"
-    packing.add_argument("--encoded", action="store_true", help=encoded)
-    cache = add("cache", cache_data, "list or clear the decoded images that are kept between runs", usage="[options]")
-    clear = "delete those of the data set NAME, or all; the next run decodes its images again"
-    cache.add_argument("--clear", nargs="?", const="", metavar="NAME", help=clear)
-    cache.add_shared("--json")
 
 
 def show_data(arguments: Arguments) -> int:
@@ -98,6 +88,7 @@ def describe_data(arguments: Arguments) -> int:
     """
     config = from_dict(given_options(arguments))
 
+    from fedkeel.data.federation import called
     from fedkeel.engine.setup import load_federation
 
     checked(arguments.clients, Count | None, "--clients")
@@ -107,12 +98,12 @@ def describe_data(arguments: Arguments) -> int:
     document = {
         "name": federation.name,
         "classes": federation.classes,
-        "image": dict(zip(("channels", "height", "width"), federation.image_shape, strict=True)),
+        "image": dict(zip(("channels", "height", "width"), federation.image_shape, strict=False)),
         "training_clients": len(federation.clients),
         "clients": clients,
     }
     shape = "x".join(map(str, federation.image_shape))
-    caption = f"{federation.name}: {federation.num_classes} classes, images {shape}."
+    caption = f"{federation.name}: {federation.num_classes} classes, {called(federation.image_shape)}s of {shape}."
     if most is not None and most < len(federation.clients):
         caption += f" The first {most:,} of {len(federation.clients):,} clients."
     headings = ["client", "domain", "train", "validation", "test", "classes"]
@@ -154,21 +145,20 @@ def list_data(arguments: Arguments) -> int:
 
 
 def check_data(arguments: Arguments) -> int:
-    """Count the images of a data set against the published sizes and say what is missing; of your own
-    images, what each is for and every file that is not read. The exit code is 1 if anything is found.
+    """Count the images of a data set against the published sizes; of your own images, say what each is
+    for. What is missing is an error, the first thing of all; the exit code is 1 where counts differ.
 
     examples:
       fedkeel data check pacs --root ./PACS
-      fedkeel data check 'folder(group=(patient\\d+)_)' --root ./images --decode
+      fedkeel data check 'folder(group=(patient\\d+)_)' --root ./images
       fedkeel data check 'table(file=images.csv)'
       fedkeel data check 'domainnet(classes=all)'
     """
     from fedkeel.data.check import check
 
-    result = check(arguments.data, arguments.root, decode_images=arguments.decode)
+    result = check(arguments.data, arguments.root)
     document = {"name": result.name, "root": result.root, "complete": result.complete}
     document |= {"counts": [asdict(count) for count in result.counts], "problems": result.problems}
-    document |= {"unread": result.unread}
     rows = [(n.domain, n.use, f"{n.found:,}", " or ".join(f"{size:,}" for size in n.published)) for n in result.counts]
     if any(count.published for count in result.counts):
         verdict = "Complete: everything is as published."
@@ -177,36 +167,8 @@ def check_data(arguments: Arguments) -> int:
     table = Table(["domain", "for", "found", "published"], rows)
     sentences = [verdict] if result.complete else [f"- {problem}" for problem in result.problems]
     lines: list[Line] = [f"{result.name} in {result.root}", table, *sentences]
-    lines += [f"  not read: {file}" for file in result.unread]
     show(lines, document, as_json=arguments.json, soft_wrap=True)
     return 0 if result.complete else 1
-
-
-def cache_data(arguments: Arguments) -> int:
-    """Decoded images are kept in FEDKEEL_CACHE (default: ~/.cache/fedkeel), so that the next run starts
-    at once; FEDKEEL_CACHE=off keeps none. With FEDKEEL_CACHE_LIMIT=20GB, those that were not used for
-    longest make way. They can be deleted at any time: --clear asks nothing.
-
-    examples:
-      fedkeel data cache
-      fedkeel data cache --clear folder
-    """
-    from fedkeel.data.formats import cache
-    from fedkeel.data.memory import size
-
-    if cache.cache_folder() is None:
-        raise FedkeelError("There is no cache, FEDKEEL_CACHE is 'off': give a folder, or unset it.")
-    found = cache.entries() if arguments.clear is None else cache.clear(arguments.clear)
-    total = f"{len(found)} file{'' if len(found) == 1 else 's'}, {size(sum(entry.size for entry in found))}"
-    document = [{"file": str(e.file), "name": e.name, "bytes": e.size, "used": e.used} for e in found]
-    if arguments.clear is None:
-        rows = [(e.name, e.about(), size(e.size), f"{datetime.fromtimestamp(e.used):%Y-%m-%d %H:%M}") for e in found]
-        lines: list[Line] = [Table(["data set", "what", "size", "used"], rows)] if rows else []
-        lines.append(f"{total} in {cache.cache_folder()}")
-    else:
-        lines = [f"Deleted {total}."]
-    show(lines, document, as_json=arguments.json, soft_wrap=True)
-    return 0
 
 
 def pack_data(arguments: Arguments) -> int:
@@ -216,17 +178,9 @@ def pack_data(arguments: Arguments) -> int:
     examples:
       fedkeel data pack pacs --size 64 --out pacs-64.npz
       fedkeel data pack 'domainnet(classes=top-100)' --root ./DomainNet --size 128 --out ./domainnet-128
-      fedkeel data pack cifar10 --encoded --out packs/cifar10       then, elsewhere: FEDKEEL_DATA=packs
     """
-    from fedkeel.data.formats.writing import write, write_encoded_copy
+    from fedkeel.data.formats.writing import write
 
-    if arguments.encoded:
-        name = with_options(arguments.data).name
-        folder = fedkeel.data.reader.reader_of(name)(root=arguments.root).folder()
-        target = write_encoded_copy(folder, arguments.out, checked(arguments.size, Count | None, "--size"))
-        print(target)
-        print(f"Read it with --data {name} --root {target}.", file=sys.stderr)
-        return 0
     given = with_options(arguments.data, root=arguments.root, size=arguments.size)
     dataset = fedkeel.data.DATASETS.build(given.name, **given.options)
     target = write(dataset, arguments.out)

@@ -38,7 +38,7 @@ class ShowPolicy(argparse.Action):
 def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("address", metavar="HOST[:PORT]", help=f"the server (default port: {PORT})")
-    add("--data", metavar="DIR", required=True, help="the folder with a folder for each class")
+    add("--data", metavar="PATH", required=True, help="the folder with a folder for each class, or a table")
     parser.add_shared("--tolerate", "--no-cache")
     group = "what names the patient in a file's name, in brackets, like '(patient\\d+)_': none is in two splits"
     add("--group", metavar="PATTERN", help=group)
@@ -62,9 +62,8 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: Arguments) -> int:
     need_flower()
 
-    from fedkeel.data.dataset import Findings
     from fedkeel.data.formats.images import Bits
-    from fedkeel.data.site import SiteFolder, class_folders
+    from fedkeel.data.site import class_folders, site_reader
     from fedkeel.deploy.certificates import SiteFiles
     from fedkeel.deploy.deployment import join
     from fedkeel.deploy.policy import Policy
@@ -75,13 +74,15 @@ def run(arguments: Arguments) -> int:
     policy = Policy.read(Path(arguments.accept).expanduser()) if arguments.accept else Policy()
     files = trusted_files(arguments, SiteFiles, "certificates", ca=arguments.ca, key=arguments.key)
     name = arguments.name or Path(arguments.certificates or folder).resolve().name
-    class_folders(folder)
+    if not folder.is_file():
+        class_folders(folder)
     given = {"group": arguments.group, "tolerate": arguments.tolerate}
     given["bits"] = checked(arguments.bits, Bits | None, "--bits")
     own = {option: value for option, value in given.items() if value is not None}
     # What is wrong with its images is told here and not to the server: names of files may be names of patients.
-    reader = SiteFolder(root=folder, site=name, **own)
-    reader.split(reader.scan(folder, Findings(collect=True)).domains)
+    if not folder.is_file():  # of a table the server says what its columns are
+        reader = site_reader(folder, name, **own)
+        reader.split(reader.scan(folder).domains)
     read = own_folder(folder, name, **own)
     state = Path(arguments.state) if arguments.state else state_folder() / file_name(name)
     models = SiteModels(state / "models") if arguments.calibrate else None

@@ -5,11 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from fedkeel import spec
-from fedkeel.data.dataset import Findings, Manifest, split_domain
-from fedkeel.data.formats.images import ADVICE, Depth, decode, in_threads, reason
+from fedkeel.data.dataset import Manifest, split_domain
 from fedkeel.data.population import USES
 from fedkeel.data.reader import DATASETS, PUBLISHED, Reader, reader_of
 from fedkeel.errors import DataError
@@ -24,6 +21,14 @@ class Count:
     found: int
     published: tuple[int, ...]
 
+    @property
+    def problem(self) -> str:
+        if not self.published or self.found in self.published:
+            return ""
+        wanted = " or ".join(f"{number:,}" for number in self.published)
+        what = "images" if self.use == "images" else f"images to {self.use}"
+        return f"The domain '{self.domain}' has {self.found:,} {what}, and {wanted} are published."
+
 
 @dataclass(frozen=True)
 class Check:
@@ -32,21 +37,21 @@ class Check:
     name: str
     root: str
     counts: Sequence[Count]
-    problems: Sequence[str]
-    unread: Sequence[str] = ()  # files that are none of its images
 
     @property
     def images(self) -> int:
         return sum(count.found for count in self.counts)
 
     @property
+    def problems(self) -> list[str]:
+        return [count.problem for count in self.counts if count.problem]
+
+    @property
     def complete(self) -> bool:
         return not self.problems
 
     def summary(self) -> str:
-        if self.complete:
-            return f"{self.images:,} images, as published"
-        return f"{self.images:,} images, {len(self.problems)} finding{'s' if len(self.problems) > 1 else ''}"
+        return f"{self.images:,} images, {'as published' if self.complete else 'not as many as published'}"
 
 
 @dataclass(frozen=True)
@@ -58,37 +63,26 @@ class Standing:
     found: str
 
 
-def check(text: str, root: str | os.PathLike[str] | None = None, *, decode_images: bool = False) -> Check:
-    """Count the data set `text` (a name, with options if it has any, such as `domainnet(classes=all)`) on disk.
-
-    `decode_images` opens every image file too, which takes as long as reading the data set.
-    """
+def check(text: str, root: str | os.PathLike[str] | None = None) -> Check:
+    """Count the data set `text` (a name, with options if it has any, such as `domainnet(classes=all)`) on disk. The
+    first thing that is missing is an error."""
     parsed = spec.parse(text)
-    options = dict(parsed.options)
-    kind = reader_of(parsed.name, own=True)
-    if root is not None and "root" in options:
+    if root is not None and "root" in parsed.options:
         raise DataError(f"The root is given twice, in '{text}' and as '{root}': keep one.")
-    for option in options:
+    kind = DATASETS.entry(parsed.name).build
+    if not (isinstance(kind, type) and issubclass(kind, Reader)):
+        raise DataError(f"'{parsed.name}' is made by a function and has nothing to count: give a published data set.")
+    for option in parsed.options:
         if kind.name in PUBLISHED and option not in ("root", *kind.scan_options):
             raise DataError(f"A check of {kind.name} takes no option '{option}': give its name and its root.")
-    options = DATASETS.entry(kind.name).check_options("data set", {"root": root, **options})
-    reader = kind(**options)
-    findings = Findings(collect=True)
-    manifest = reader.scan(reader.folder(), findings)
+    given = {"root": root} if root is not None else {}
+    reader = kind(**DATASETS.entry(kind.name).check_options("data set", {**given, **parsed.options}))
+    manifest = reader.scan(reader.folder())
     if kind.name not in PUBLISHED:  # what one's own images are for is decided here
         parts = reader.split(manifest.domains)
         split = {name: replace(domain, official=parts[name]) for name, domain in manifest.domains.items()}
         manifest = replace(manifest, domains=split)
-    counts = compare(reader, manifest)
-    problems = list(dict.fromkeys([*findings.sentences, *empty_classes(manifest)]))
-    for count in counts:
-        if count.published and count.found not in count.published and count.domain in manifest.domains:
-            wanted = " or ".join(f"{number:,}" for number in count.published)
-            what = "images" if count.use == "images" else f"images to {count.use}"
-            problems.append(f"The domain '{count.domain}' has {count.found:,} {what}, and {wanted} are published.")
-    if decode_images:
-        problems += broken_images(manifest, Depth(reader.bits))
-    return Check(reader.name, str(manifest.root), counts, problems, findings.unread)
+    return Check(reader.name, str(manifest.root), compare(reader, manifest))
 
 
 def compare(reader: Reader, manifest: Manifest) -> list[Count]:
@@ -108,26 +102,6 @@ def compare(reader: Reader, manifest: Manifest) -> list[Count]:
                 given = sizes.get(use, ())
                 counts.append(Count(name, use, number, (given,) if isinstance(given, int) else tuple(given)))
     return counts
-
-
-def empty_classes(manifest: Manifest) -> list[str]:
-    present = {int(label) for domain in manifest.domains.values() for label in np.unique(domain.labels)}
-    if not present:
-        return ["No image of it was found."]
-    missing = [name for label, name in enumerate(manifest.classes) if label not in present]
-    return [f"The class '{name}' has no image in any domain." for name in missing]
-
-
-def broken_images(manifest: Manifest, depth: Depth) -> list[str]:
-    def attempt(file: Path) -> str:
-        try:
-            decode(file, 8, depth, str(file))
-        except Exception as error:  # Pillow raises errors of many kinds for a broken file
-            return f"The image '{file}' cannot be decoded: {reason(error)}."
-        return ""
-
-    files = [file for domain in manifest.domains.values() for run in domain.images for file in run.files]
-    return [*filter(None, in_threads(attempt, files)), *depth.sentences(ADVICE)]
 
 
 def standings(names: Sequence[str] = ()) -> list[Standing]:

@@ -85,7 +85,7 @@ class Federation:
     train_transform: Transform
     test_transform: Transform
     unseen: Sequence[Client] = field(default=())
-    on_disk: bool = False  # the images are mapped from a file, since memory has no room for them
+    on_disk: bool = False  # the images are mapped from a file
     bits: int | None = None  # that grey images of 16 bits use, where it was said
     paths: Sequence[str] = ()  # the file that each image came from, where they are files
     columns: tuple[str, ...] = ()  # the names of a vector's numbers, where it was a row of a table

@@ -72,7 +72,9 @@ class Cut:
             on_disk=dataset.on_disk,
             bits=dataset.bits,
             paths=dataset.paths,
+            columns=dataset.columns,
         )
+        refuse_transforms(federation)
         warn_of_gaps(dataset, federation)
         return federation
 
@@ -182,6 +184,27 @@ def with_own_mix(client: Client, labels: Tensor, seed: int) -> Client:
     drawn = torch.randperm(len(of_test), generator=generator)
     kept = [drawn[of_test[drawn] == label][: counts[label]] for label in both.tolist()]
     return replace(client, test=client.test[torch.cat(kept).sort().values])
+
+
+def refuse_transforms(federation: Federation) -> None:
+    """Transforms are made for pictures: of floats, those that would do something else than they say are refused."""
+    x = federation.images[:2]
+    for transform in (federation.train_transform, federation.test_transform) if x.is_floating_point() else ():
+        for part in getattr(transform, "transforms", (transform,)):
+            name = type(part).__name__
+            if getattr(part, "of_colours", False):
+                raise DataError(
+                    f"The transform {name} changes colours between 0 and 1, and these data are floats that may be "
+                    "anything: leave it out, or give uint8 images."
+                )
+            try:
+                fits = part(x, torch.full((len(x), part.draws), 0.5)).ndim == x.ndim
+            except (RuntimeError, IndexError, ValueError):
+                fits = False
+            if not fits:
+                raise DataError(
+                    f"The transform {name} does not fit samples of shape {tuple(x.shape[1:])}: leave it out."
+                )
 
 
 def warn_of_gaps(dataset: Dataset, federation: Federation) -> None:

@@ -57,8 +57,7 @@ class Outline:
     clients: tuple[ClientOutline, ...]  # those that train; of very many, one of each kind
     unseen: tuple[ClientOutline, ...] = ()
     number: int = 0  # how many train
-    # The fingerprint: by client or domain, for each split [samples, digest of labels, digest of images].
-    content: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
+    content: Mapping[str, str] = field(default_factory=dict)  # the fingerprint: a digest of each client or domain
     unit: str = "client"  # or "domain": what `content` is by
     division: str = ""  # a digest of which client has which images
     dtype: str = "uint8"  # of the store; or "float32"
@@ -156,17 +155,18 @@ def same_transform(one: str | None, other: str | None) -> bool:
     return one == other or (not isinstance(known, Unknown) and known == known_transform(other))
 
 
-# -- the fingerprint -------------------------------------------------------------------------------------------------
-def content(federation: Federation, parts: Mapping[str, Split]) -> dict[str, dict[str, list[Any]]]:
+# -- the fingerprint ---------------------------------------------------------------------------------------------------
+def content(federation: Federation, parts: Mapping[str, Split]) -> dict[str, str]:
+    """A digest of the labels and images of each part, split by split, in their order."""
     images, labels = image_digests(federation.images), federation.labels.cpu().numpy()
 
-    def of(positions: npt.NDArray[np.int64]) -> list[Any]:
-        return [len(positions), short(labels[positions]), short(images[positions])]
+    def of(split: Split) -> str:
+        found = hashlib.blake2b(digest_size=16)
+        for positions in (indices.cpu().numpy() for indices in split):
+            found.update(f"{len(positions)} ".encode() + labels[positions].tobytes() + images[positions].tobytes())
+        return found.hexdigest()
 
-    return {
-        name: {split: of(indices.cpu().numpy()) for split, indices in zip(USES, part, strict=True)}
-        for name, part in parts.items()
-    }
+    return {name: of(split) for name, split in parts.items()}
 
 
 def image_digests(images: Tensor) -> npt.NDArray[np.uint8]:
@@ -195,10 +195,6 @@ def by_domain(clients: Sequence[Client]) -> dict[str, Split]:
     return domains
 
 
-def short(array: npt.NDArray[Any]) -> str:
-    return hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16).hexdigest()
-
-
 def changed(before: Outline, now: Outline, *, divided: bool = True) -> str:
     """What of the data is not as it was, as the middle of a sentence, or nothing. Without `divided`, of the images
     alone: how they are divided among clients may follow from a seed."""
@@ -212,6 +208,7 @@ def changed(before: Outline, now: Outline, *, divided: bool = True) -> str:
         if not same_transform(ours, theirs):
             return f"the {which.replace('_', ' ')} is {ours!r} and was {theirs!r} when the run began"
     unseen = {client.name for client in (*now.unseen, *before.unseen)}
+    sizes, were = ({client.name: client for client in (*outline.clients, *outline.unseen)} for outline in (now, before))
     for name in {**before.content, **now.content}:
         unit = "client" if name in unseen else before.unit
         if name not in now.content:
@@ -219,16 +216,13 @@ def changed(before: Outline, now: Outline, *, divided: bool = True) -> str:
         if name not in before.content:
             return f"the {unit} '{name}' was not there when the run began and is now"
         # Of numbers first: they say more than that something is another.
-        for split, (count, *_) in before.content[name].items():
-            if now.content[name][split][0] != count:
-                samples = f"{now.content[name][split][0]} {WORDS[split]} samples"
-                return f"the {unit} '{name}' has {samples}, and had {count} when the run began"
-    for name, splits in before.content.items():
-        for split, (_, labels, digest) in splits.items():
-            _, labels_now, digest_now = now.content[name][split]
-            if (labels, digest) != (labels_now, digest_now):
-                what = "samples" if digest != digest_now else "samples' labels"
-                return f"the {WORDS[split]} {what} of '{name}' are not those that the run began with"
+        for use in USES if name in sizes and name in were else ():
+            have, had = getattr(sizes[name], use), getattr(were[name], use)
+            if have != had:
+                return f"the client '{name}' has {have} {WORDS[use]} samples, and had {had} when the run began"
+    for name, digest in before.content.items():
+        if now.content[name] != digest:
+            return f"the samples of '{name}' are not those that the run began with"
     if divided and (before.division, before.number) != (now.division, now.number):
         return "the samples are divided among the clients in another way than when the run began"
     return ""

@@ -1,10 +1,11 @@
 """A federation from data that are in Python already: arrays, tables, torch data sets, Hugging Face data sets.
 
-    fedkeel.data.federation(images, labels, clients=hospital_of_each_image)
+    fedkeel.data.federation(images, labels, clients=hospital_of_each_image, groups=patient_of_each_image)
     fedkeel.data.federation(table, label="diagnosis", clients="hospital", test=0.3, unseen="clinic 4")
     fedkeel.data.federation(torchvision_set, partition="dirichlet(alpha=0.3, clients=10)")
 
-What the samples are is `fedkeel.data.sources`' affair; here they get labels and clients.
+What the samples are is `fedkeel.data.sources`' affair; here they get labels, clients and a split. An .npz pack comes
+the same way.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from torch import Tensor
 from fedkeel.data.dataset import Dataset, indices
 from fedkeel.data.federation import Federation
 from fedkeel.data.load import Cut
-from fedkeel.data.population import Client, IntArray, Split
-from fedkeel.data.sources import Source
-from fedkeel.data.splits import check_shares, stratified_split
+from fedkeel.data.population import IntArray, Split
+from fedkeel.data.sources import Samples, Source
+from fedkeel.data.splits import check_shares, refuse_divided_groups, split
 from fedkeel.errors import DataError, numbered, unknown
 from fedkeel.options import Decay, checked, described
 from fedkeel.spec import names
@@ -39,9 +40,9 @@ def federation(
     *,
     clients: Any = None,
     domains: Any = None,
+    groups: Any = None,
     test: Any = 0.2,
     validation: Any = 0.0,
-    classes: Sequence[str] | None = None,
     **options: Any,
 ) -> Federation:
     """A federation of your own data.
@@ -50,68 +51,72 @@ def federation(
         data: uint8 images (N, C, H, W), (N, H, W, C) or (N, H, W); float images (N, C, H, W) or vectors (N, D), taken
             as they are; a pandas table of features; a torch `Dataset` of (image, label), or a Hugging Face one.
         labels: of each sample, whole numbers from 0 or names; where the data have them, they are left out.
-        clients: whose each sample is (a name for each, or a column's name), or their samples' numbers, {name: numbers}
-            or a list of lists. Without, `partition` cuts the data, domain by domain.
-        domains: what each sample's domain is called (a column's name, too), or each client's, {client: domain}. By
-            default a client is a domain of its own.
+        clients: whose each sample is (a name for each, or a column's name), or their samples' numbers, {name: numbers}.
+            Without, `partition` cuts the data, domain by domain.
+        domains: what each sample's domain is called (a column's name, too). By default a client is a domain of its own.
+        groups: the patient of each sample, or a column's name: no group is in two splits of a client.
         test, validation: the share of each client's samples, by class; or which: numbers, truth values, a column.
-        classes: their names, in label order; by default the labels themselves.
-        options: those of `Source`, how the data are read (`name`, `image`, `label`, `size`, `split_seed`, `verbose`),
+        options: those of `Source`, how the data are read (`name`, `image`, `label`, `classes`, `size`, `split_seed`),
             and those of `Cut`, as in `fedkeel.data.load` (`partition`, `unseen`, `seed`, `train_transform`, ...).
 
     >>> images, labels = np.zeros((60, 8, 8), np.uint8), np.arange(60) % 3
     >>> federation(images, labels, clients=["north", "south"] * 30, test=0.2)["north"].samples
     24
     """
-    columns = frozenset(given for given in (clients, domains, test, validation) if isinstance(given, str))
-    source, cut = read_options(options, columns)
-    refuse_unclear(clients, domains, options.get("partition"))
-    samples = source.read(data, labels)
-    clients, domains, test, validation = (
-        samples.column(given) if isinstance(given, str) else given for given in (clients, domains, test, validation)
-    )
-    count = len(samples.values)
-    y, classes = as_labels(samples.labels, count, classes, samples.classes)
-    if clients is not None:
-        parts = members_of(clients, count)
-    else:
-        parts = {source.name: np.arange(count)} if domains is None else groups(domains, count, "domain")
-    splits = Splits(y, test, validation, source.split_seed)
-    usual = "" if samples.values.is_floating_point() else "normalise"
-    dataset = Dataset(
-        name=source.name,
-        images=samples.values,
-        labels=torch.from_numpy(y),
-        classes=tuple(classes),
-        domains={name: splits.of(name, positions) for name, positions in parts.items()},
-        train_transform=usual,
-        test_transform=usual,
-    )
-    result = (
-        cut.federation(dataset) if clients is None else with_clients(dataset, cut, domains_of(parts, domains, count))
-    )
-    refuse_transforms(result)
-    return replace(result, columns=samples.columns)
-
-
-def refuse_unclear(clients: Any, domains: Any, partition: Any) -> None:
-    if clients is not None and partition is not None:
+    source, cut = read_options(options)
+    if clients is not None and options.get("partition") is not None:
         raise DataError("'clients' says whose each sample is, and 'partition' would cut them anew: keep one.")
-    if clients is None and domains is None and partition is None:
+    if clients is None and domains is None and options.get("partition") is None:
         raise DataError(
             "Whose the samples are is not said: give clients=..., or have them cut, "
             "partition='dirichlet(alpha=0.3, clients=10)'."
         )
+    said = {"clients": clients, "domains": domains, "groups": groups, "test": test, "validation": validation}
+    samples = source.read(data, labels, [given for given in said.values() if isinstance(given, str)])
+    said = {what: samples.column(given) if isinstance(given, str) else given for what, given in said.items()}
+    count = len(samples.values)
+    y, classes = as_labels(samples.labels, count, source.classes, samples.classes)
+    splits = Splits(y, said["test"], said["validation"], said["groups"], source.split_seed)
+    if said["clients"] is not None:
+        parts = members_of(said["clients"], count)
+        return with_clients(
+            as_dataset(source.name, samples, y, classes, parts, splits), cut, domains_of(parts, said["domains"], count)
+        )
+    parts = {source.name: np.arange(count)} if domains is None else by_name(said["domains"], count, "domain")
+    return cut.federation(as_dataset(source.name, samples, y, classes, parts, splits))
 
 
-def read_options(options: dict[str, Any], columns: frozenset[str]) -> tuple[Source, Cut]:
-    of_source, of_cut = ([field.name for field in fields(kind) if field.name != "others"] for kind in (Source, Cut))
+def read_options(options: Mapping[str, Any]) -> tuple[Source, Cut]:
+    of_source, of_cut = ([field.name for field in fields(kind)] for kind in (Source, Cut))
     for option in options:
         if option not in (*of_source, *of_cut):
-            own = ("clients", "domains", "test", "validation", "classes")
+            own = ("clients", "domains", "groups", "test", "validation")
             raise DataError(unknown("option of federation()", option, [*own, *of_source, *of_cut]))
-    given = {name: options.pop(name) for name in of_source if name in options}
-    return Source(**given, others=columns), Cut(**{name: value for name, value in options.items() if value is not None})
+    given = {name: value for name, value in options.items() if value is not None}
+    source = Source(**{name: value for name, value in options.items() if name in of_source})
+    return source, Cut(**{name: value for name, value in given.items() if name in of_cut})
+
+
+def as_dataset(
+    name: str,
+    samples: Samples,
+    labels: IntArray,
+    classes: Sequence[str],
+    parts: Mapping[str, IntArray],
+    splits: Splits,
+) -> Dataset:
+    """The samples of each domain, split into training, validation and test."""
+    usual = "" if samples.values.is_floating_point() else "normalise"
+    return Dataset(
+        name=name,
+        images=samples.values,
+        labels=torch.from_numpy(labels),
+        classes=tuple(classes),
+        domains={domain: splits.of(domain, positions) for domain, positions in parts.items()},
+        train_transform=usual,
+        test_transform=usual,
+        columns=samples.columns,
+    )
 
 
 def with_clients(dataset: Dataset, cut: Cut, domain_of: Mapping[str, str]) -> Federation:
@@ -120,37 +125,22 @@ def with_clients(dataset: Dataset, cut: Cut, domain_of: Mapping[str, str]) -> Fe
     for name in held_out:
         if name not in (*domain_of, *domain_of.values()):
             raise DataError(unknown("client or domain", name, {*domain_of, *domain_of.values()}))
-    seen, unseen = [], []
-    for name, split in dataset.domains.items():
-        if name in held_out or domain_of[name] in held_out:
-            unseen.append(replace(cut.unseen_client(dataset, name), domain=domain_of[name]))
-        elif not len(split.train):
+    unseen = [name for name, domain in domain_of.items() if name in held_out or domain in held_out]
+    for name in domain_of:
+        if name not in unseen and not len(dataset.domains[name].train):
             raise DataError(f"The client '{name}' has no samples to train on: leave it out or give it some.")
-        else:
-            seen.append(Client(name, domain_of[name], *split))
-    if not seen:
-        raise DataError(f"Every client of '{dataset.name}' is unseen: leave at least one to train on.")
-    if cut.subsample is not None:
-        raise DataError("'subsample' goes with a partition: give fewer samples to the clients.")
-    return cut.of_clients(dataset, tuple(seen), unseen)
+    made = replace(cut, unseen=unseen).federation(dataset)
+    seen = tuple(replace(client, domain=domain_of[client.name]) for client in made.clients)
+    tested = tuple(replace(client, domain=domain_of[client.name]) for client in made.unseen)
+    return replace(made, clients=seen, unseen=tested)
 
 
 def domains_of(members: Mapping[str, IntArray], domains: Any, count: int) -> dict[str, str]:
-    """The domain of each client."""
+    """The domain of each client, which is that of all of its samples."""
     if domains is None:
         return {name: name for name in members}
-    if isinstance(domains, Mapping):
-        given = {str(client): str(domain) for client, domain in domains.items()}
-        for name in (*given, *members):
-            if name not in members:
-                raise DataError(unknown("client", name, members))
-            if name not in given:
-                raise DataError(f"'domains' does not say which is that of the client '{name}': give one for each.")
-        return given
-    domain = np.empty(count, object)
-    for name, positions in groups(domains, count, "domain").items():
-        domain[positions] = name
-    found = {name: list(dict.fromkeys(domain[positions])) for name, positions in members.items()}
+    of = each_name(domains, count, "domain")
+    found = {name: [str(domain) for domain in np.unique(of[positions])] for name, positions in members.items()}
     for name, own in found.items():
         if len(own) > 1:
             raise DataError(
@@ -224,35 +214,29 @@ def refuse_missing(array: npt.NDArray[Any], what: str) -> None:
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------
-def groups(given: Any, count: int, what: str) -> dict[str, IntArray]:
-    """The samples of each name, in the names' order."""
+def each_name(given: Any, count: int, what: str) -> npt.NDArray[Any]:
+    """A name for each sample."""
     array = plain(given, f"'{what}s'")
     if array.shape != (count,):
         raise DataError(f"There are {what}s of shape {array.shape} for {count:,} samples: give one for each.")
     refuse_missing(array, what)
     if array.dtype.kind == "f" and (array % 1 == 0).all():
         array = array.astype(np.int64)
-    if array.dtype.kind == "O":
-        array = array.astype(str)
-    found, place = np.unique(array, return_inverse=True)
+    return array.astype(str) if array.dtype.kind == "O" else array
+
+
+def by_name(given: Any, count: int, what: str) -> dict[str, IntArray]:
+    """The samples of each name, in the names' order."""
+    found, place = np.unique(each_name(given, count, what), return_inverse=True)
     parts = np.split(np.argsort(place, kind="stable"), np.cumsum(np.bincount(place))[:-1])
     return {str(name): part for name, part in zip(found.tolist(), parts, strict=True)}
 
 
 def members_of(clients: Any, count: int) -> dict[str, IntArray]:
     """The samples of each client, checked: no two clients share one."""
-    if isinstance(clients, Mapping):
-        given = {str(name): own for name, own in clients.items()}
-    elif (
-        isinstance(clients, list | tuple)
-        and clients
-        and hasattr(clients[0], "__len__")
-        and not isinstance(clients[0], str)
-    ):
-        digits = len(str(len(clients) - 1))
-        given = {f"client-{number:0{digits}}": own for number, own in enumerate(clients)}
-    else:
-        return groups(clients, count, "client")
+    if not isinstance(clients, Mapping):
+        return by_name(clients, count, "client")
+    given = {str(name): own for name, own in clients.items()}
     if not given:
         raise DataError("There is no client: give at least one.")
     owner = np.full(count, -1)
@@ -287,12 +271,15 @@ def numbers(given: Any, count: int, whose: str) -> IntArray:
 
 
 class Splits:
-    """Which of a client's samples are for testing and validation: a share of each class, or those that were named."""
+    """Which of a domain's samples are for testing and validation: those that were named or, where none of the domain
+    is, a share of each class, groups in one piece."""
 
-    def __init__(self, labels: IntArray, test: Any, validation: Any, seed: int) -> None:
+    def __init__(self, labels: IntArray, test: Any, validation: Any, groups: Any, seed: int) -> None:
         self.labels, self.seed = labels, seed
-        self.test, self.tested = self._read(test, "test")
-        self.validation, self.held = self._read(validation, "validation")
+        self.groups = None if groups is None else each_name(groups, len(labels), "group")
+        (self.test, self.tested), (self.validation, self.held) = (
+            self._read(given, what) for given, what in ((test, "test"), (validation, "validation"))
+        )
         check_shares(self.validation, self.test)
         both = np.flatnonzero(self.tested & self.held)
         if len(both):
@@ -309,30 +296,10 @@ class Splits:
     def of(self, name: str, positions: IntArray) -> Split:
         tested, held = positions[self.tested[positions]], positions[self.held[positions]]
         rest = positions[~(self.tested | self.held)[positions]]
-        train, more_held, more_tested = stratified_split(self.labels[rest], self.validation, self.test, self.seed, name)
+        groups = None if self.groups is None else self.groups[rest]
+        if self.groups is not None:
+            refuse_divided_groups(name, [self.groups[part] for part in (rest, held, tested)])
+        shares = (0.0 if len(held) else self.validation, 0.0 if len(tested) else self.test)
+        train, more_held, more_tested = split(self.labels[rest], groups, *shares, self.seed, name)
         parts = rest[train], np.concatenate([held, rest[more_held]]), np.concatenate([tested, rest[more_tested]])
         return Split(*(indices(np.sort(part)) for part in parts))
-
-
-def refuse_transforms(federation: Federation) -> None:
-    """Transforms are made for pictures: of floats, those that would do something else than they say are refused."""
-    if not federation.images.is_floating_point():
-        return
-    x = federation.images[:2]
-    for transform in (federation.train_transform, federation.test_transform):
-        parts: Sequence[Any] = getattr(transform, "transforms", (transform,))
-        for part in parts:
-            name = type(part).__name__
-            if getattr(part, "of_colours", False):
-                raise DataError(
-                    f"The transform {name} changes colours between 0 and 1, and these data are floats that may be "
-                    "anything: leave it out, or give uint8 images."
-                )
-            try:
-                fits = part(x, torch.full((len(x), part.draws), 0.5)).ndim == x.ndim
-            except (RuntimeError, IndexError, ValueError):
-                fits = False
-            if not fits:
-                raise DataError(
-                    f"The transform {name} does not fit samples of shape {tuple(x.shape[1:])}: leave it out."
-                )

@@ -177,12 +177,12 @@ class Population(Sequence[Client]):
             return tuple(self._made(number) for number in range(len(self))[index])
         return self._made(range(len(self))[index])
 
-    def __iter__(self) -> Iterator[Client]:
-        return (group.client(number) for group in self.groups for number in range(len(group)))
-
     def _make(self, number: int) -> Client:
         place = bisect_right(self._stops, number)
         return self.groups[place].client(number - (self._stops[place - 1] if place else 0))
+
+    def __iter__(self) -> Iterator[Client]:
+        return (group.client(number) for group in self.groups for number in range(len(group)))
 
     def number(self, name: str) -> int | None:
         """The place of the client of this name; None if there is none."""
@@ -198,12 +198,14 @@ class Population(Sequence[Client]):
 
     def _refuse_namesakes(self) -> None:
         """Names of two groups can only be the same where one domain's name goes on from the other's."""
-        for one, other in itertools.permutations(self.groups, 2):
-            if one.domain != other.domain and not other.domain.startswith(f"{one.domain}-"):
-                continue
-            name = next((name for name in map(other.name, range(len(other))) if one.number(name) is not None), None)
-            if name is not None:
-                raise DataError(
-                    f"A client of the domain '{one.domain}' and one of the domain '{other.domain}' are both called "
-                    f"'{name}': rename a domain."
-                )
+        of = {group.domain: group for group in self.groups}
+        for other in self.groups:
+            for stop in (place for place, sign in enumerate(other.domain) if sign == "-"):
+                one = of.get(other.domain[:stop])
+                names = map(other.name, range(len(other) if one else 0))
+                name = next((name for name in names if one and one.number(name) is not None), None)
+                if one and name is not None:
+                    raise DataError(
+                        f"A client of the domain '{one.domain}' and one of the domain '{other.domain}' are both called "
+                        f"'{name}': rename a domain."
+                    )

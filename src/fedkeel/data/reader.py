@@ -1,7 +1,8 @@
 """How a data set is read: by a function that gives a `Dataset`, or, if it is published, by a `Reader`.
 
 A reader's options are its fields; what is known before anything is on disk (where it comes from, how it must look, how
-large it is) are its class attributes, which `fedkeel data list` shows and `fedkeel data check` counts by.
+large it is) are its class attributes: a row of the table that `fedkeel data list` shows and `fedkeel data check` counts
+by.
 """
 
 import logging
@@ -11,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from fedkeel.data.dataset import Dataset, Domain, Findings, Keep, Manifest, Parts, assemble
-from fedkeel.data.formats.folders import class_images, step_into, visible_folders
-from fedkeel.data.formats.images import TOLERATED, Bits
+from fedkeel.data.dataset import TOLERATED, Dataset, Domain, Manifest, Parts, assemble
+from fedkeel.data.formats.folders import class_images, step_into, tell_strange_folders, visible_folders
+from fedkeel.data.formats.images import Bits
 from fedkeel.data.formats.lists import read_lists
-from fedkeel.data.population import IntArray
 from fedkeel.data.splits import by_shares
 from fedkeel.errors import DataError, unknown
 from fedkeel.options import Count, Range
@@ -40,7 +40,6 @@ class Reader:
     split_seed: int = 0
     tolerate: Fraction = TOLERATED  # share of the image files that may be broken; they are left out
     bits: Bits | None = None  # that 16-bit grey images use, such as 12; by default all, and dark ones are told
-    keep: Keep = "auto"  # decoded images in memory or on disk; auto: on disk where memory has little room for them
 
     test = 0.0  # share of the images; an option of those that have no test set of their own
 
@@ -61,8 +60,8 @@ class Reader:
     listed_subsets: ClassVar[tuple[str, ...]] = ()  # those of them that are taken of FedBN's lists
     scan_options: ClassVar[tuple[str, ...]] = ()  # those that change what a check counts
 
-    def scan(self, root: Path, findings: Findings) -> Manifest:
-        """What is there, without decoding an image; what is missing is told to `findings`."""
+    def scan(self, root: Path) -> Manifest:
+        """What is there, without decoding an image; the first thing that is missing is an error."""
         raise NotImplementedError
 
     def split(self, domains: Mapping[str, Domain]) -> dict[str, Parts]:
@@ -85,9 +84,9 @@ class Reader:
         return self.transforms
 
     def read(self) -> Dataset:
-        manifest = self.scan(self.folder(), Findings())
+        manifest = self.scan(self.folder())
         parts, size, transforms = self.split(manifest.domains), self.pixels(), self.usual_transforms()
-        return assemble(manifest, parts, size, transforms, keep=self.keep, tolerate=self.tolerate, bits=self.bits)
+        return assemble(manifest, parts, size, transforms, tolerate=self.tolerate, bits=self.bits)
 
     def folder(self) -> Path:
         found = find_root(self.name, self.root, self.folders)
@@ -125,45 +124,33 @@ class TreeReader(Reader):
     beside: ClassVar[tuple[str, ...]] = ()  # folders that may lie next to them
     more_classes: ClassVar[bool] = False  # a domain may have classes that are not read
 
-    def lists(self, root: Path, domain: str, position: Mapping[str, int], labels: IntArray) -> Parts | None:
+    def lists(self, root: Path, domain: str, position: Mapping[str, int]) -> Parts | None:
         """The official split, if there is one; `position` has the images by their path below the root."""
-        return read_lists(root, domain, position)
+        return read_lists(root / "splits", domain, position)
 
     def classes_read(self, root: Path) -> Sequence[str]:
         return self.class_names
 
-    def scan(self, root: Path, findings: Findings) -> Manifest:
+    def scan(self, root: Path) -> Manifest:
         known = {domain: domain for domain in self.domains} | dict(self.aliases)
-        present = visible_folders(root)
-        found = {known[folder.name]: folder for folder in present if folder.name in known}
-        for folder in present:
-            if folder.name not in known and folder.name not in ("splits", *self.beside):
-                findings.extra(f"The folder '{folder}' is no domain of {self.name} and is not used.")
-        if not found:
-            findings.missing(
-                f"'{root}' has the domains {', '.join(folder.name for folder in present) or '(none)'}, but {self.name} "
-                f"has {', '.join(self.domains)}: give the root of that data set, or read other trees with "
-                "folder(root=PATH)."
-            )
-        classes = self.classes_read(root)
-        listed: dict[str, Domain] = {}
-        for domain in self.domains if found else ():
+        found = {known[folder.name]: folder for folder in visible_folders(root) if folder.name in known}
+        tell_strange_folders(root, [*known, "splits", *self.beside], f"domain of {self.name}")
+        for domain in self.domains:
             if domain not in found:
-                findings.missing(
-                    f"The domain '{domain}' of {self.name} is missing: put its images into '{root / domain}'."
+                raise DataError(
+                    f"The domain '{domain}' of {self.name} is missing in '{root}', which needs the folders "
+                    f"{', '.join(self.domains)}: add it, or read other trees with folder(root=PATH)."
                 )
-                continue
-            listed[domain] = self.scan_domain(found[domain], domain, classes, findings)
+        classes = self.classes_read(root)
+        listed = {domain: self.scan_domain(found[domain], domain, classes) for domain in self.domains}
         return Manifest(self.name, root, tuple(classes), listed)
 
-    def scan_domain(self, folder: Path, domain: str, classes: Sequence[str], findings: Findings) -> Domain:
-        others = [child.name for child in visible_folders(folder)] if self.more_classes else ()
-        images = class_images(self.name, folder, classes, findings, ignored=others)
+    def scan_domain(self, folder: Path, domain: str, classes: Sequence[str]) -> Domain:
+        if not self.more_classes:
+            tell_strange_folders(folder, classes, f"class of {self.name}")
+        images = class_images(self.name, folder, classes)
         position = {file.relative_to(folder.parent).as_posix(): number for number, file in enumerate(images.files)}
-        official = None
-        with findings.part():
-            official = self.lists(folder.parent, domain, position, images.labels)
-        return Domain([images], official)
+        return Domain([images], self.lists(folder.parent, domain, position))
 
 
 class Datasets(Registry[Dataset]):
@@ -177,7 +164,7 @@ class Datasets(Registry[Dataset]):
         """An error where a published data set is not there, or not all of it; no image is decoded for that."""
         made: Dataset | Reader = super().build(name, **options)
         if isinstance(made, Reader):
-            made.split(made.scan(made.folder(), Findings()).domains)
+            made.split(made.scan(made.folder()).domains)
 
 
 DATASETS = Datasets("data set", "data")
@@ -192,12 +179,8 @@ def published(reader: R) -> R:
     return DATASETS.register(reader.name)(reader)
 
 
-def reader_of(name: str, *, own: bool = False) -> type[Reader]:
-    """Of a published data set or, with `own`, of one's own images too."""
-    if own and name in DATASETS:
-        build: Any = DATASETS.entry(name).build
-        if isinstance(build, type) and issubclass(build, Reader):
-            return build
+def reader_of(name: str) -> type[Reader]:
+    """Of a published data set."""
     if name not in PUBLISHED:
         raise DataError(unknown("published data set", name, PUBLISHED))
     return PUBLISHED[name]

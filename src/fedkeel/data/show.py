@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from fedkeel.core.naming import visible
 from fedkeel.data.federation import Federation
-from fedkeel.data.lettering import Font, Lettering
 from fedkeel.data.population import Population, each_once
 from fedkeel.errors import DataError
 from fedkeel.options import Count, Range, checked
 
 WIDEST = 400  # pixels of a domain's name
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 @dataclass(frozen=True)
@@ -71,16 +72,15 @@ def contact_sheet(federation: Federation, path: str | os.PathLike[str], *, per_c
     if not target.absolute().parent.is_dir():
         raise DataError(f"'{path}' cannot be written: its folder does not exist.")
     names = federation.domains
-    lettering = Lettering([*names, *federation.classes], 14)
-    font = lettering.font
-    shown = [fitted(lettering.text(name), font, WIDEST) for name in names]
+    font = ImageFont.load_default(size=14)
+    shown = [fitted(name, font, WIDEST) for name in names]
     margin = int(max(map(font.getlength, shown))) + 24
     gap, head = 10, 30
     block = per_class * cell + gap
     sheet = Image.new("RGB", (margin + federation.num_classes * cell + gap, head + len(names) * block), "white")
     pen = ImageDraw.Draw(sheet)
     for column, label in enumerate(federation.classes):
-        text = fitted(lettering.text(label), font, cell)
+        text = fitted(label, font, cell)
         pen.text((margin + column * cell + cell // 2, head // 2), text, "black", font, "mm")
     for row, domain in enumerate(names):
         top = head + row * block
@@ -111,7 +111,7 @@ def members_of(federation: Federation, domain: str) -> Tensor:
 
 def fitted(text: str, font: Font, width: int) -> str:
     """The text, cut with a dot so that it fits into a column."""
-    text = text[:width]  # no letter is narrower than a pixel
+    text = visible(text)[:width]  # no letter is narrower than a pixel
     while len(text) > 2 and font.getlength(text) > width - 4:
         text = text.rstrip(".")[:-1] + "."
     return text

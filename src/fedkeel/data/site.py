@@ -1,7 +1,8 @@
-"""The images of one site of a real federation: `folder/<class>/*.png`, read as the server's configuration says.
+"""The data of one site of a real federation, read as the server's configuration says: images in `folder/<class>/*.png`,
+or a table, CSV or parquet, of images or of numbers.
 
-The same rules as for `folder`, of which a site is one domain: a federation over a network and a run over the folders
-side by side on one machine train on the same images in the same order.
+The same rules as for `folder` and `table`, of which a site is one domain: a federation over a network and a run over
+all of them on one machine train on the same samples in the same order.
 """
 
 from collections.abc import Sequence
@@ -13,18 +14,19 @@ import torch
 
 from fedkeel import spec
 from fedkeel.config import Config
-from fedkeel.data.dataset import Findings, Manifest
+from fedkeel.data.dataset import Manifest
 from fedkeel.data.federation import Federation
 from fedkeel.data.formats.folders import images_in, visible_folders
 from fedkeel.data.load import Cut
-from fedkeel.data.reader import DATASETS
+from fedkeel.data.reader import DATASETS, Reader
 from fedkeel.data.readers.folder import Folder, scan_domain, tell_empty
+from fedkeel.data.readers.table import Table
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError, nearest
 from fedkeel.spec import names
 
 LAYOUT = "folder/<class>/*.png (or jpg, jpeg, bmp, webp, tif, gif, dcm)"
-OPTIONS = ("size", "validation", "test", "split_seed")
+OPTIONS = ("size", "validation", "test", "split_seed", "label", "path", "part")
 OWN = ("group", "tolerate", "bits")  # which each site knows best, and gives itself
 CUTTING = ("classes", "unseen", "unseen_split", "tests", "seed", "partition", "train_transform", "test_transform")
 
@@ -38,7 +40,7 @@ class SiteFolder(Folder):
     def folder(self) -> Path:
         return Path(self.root or "")
 
-    def scan(self, root: Path, findings: Findings) -> Manifest:
+    def scan(self, root: Path) -> Manifest:
         own = class_folders(root)
         classes = tuple(own) if self.classes is None else tuple(names(self.classes))
         for label in own:
@@ -46,9 +48,26 @@ class SiteFolder(Folder):
                 raise DataError(
                     f"The class folder '{label}' of '{root}' is no class of the federation: {nearest(label, classes)}"
                 )
-        domain = scan_domain(root, classes, findings, self.group)
-        tell_empty(findings, classes, {root: domain})
+        domain = scan_domain(root, classes, self.group)
+        tell_empty(classes, {root: domain})
         return Manifest(self.name, root, classes, {self.site: domain})
+
+
+@dataclass(frozen=True)
+class SiteTable(Table):
+    """All rows of a table as one domain."""
+
+    called: str = ""
+
+    def sites(self) -> dict[str, list[int]]:
+        return {self.called: list(range(self.rows.count))}
+
+
+def site_reader(path: Path, name: str, **options: Any) -> Reader:
+    """Of what lies at `path`: a table if it is a file, else folders of images."""
+    if path.is_file():
+        return SiteTable(file=path, called=name, **options)
+    return SiteFolder(root=path, site=name, **options)
 
 
 def class_folders(folder: Path) -> list[str]:
@@ -66,10 +85,13 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def check_reading(config: Config) -> dict[str, Any]:
-    """The options of the data set, if sites can read their images so."""
+    """The options of the data set, if sites can read their data so."""
     parsed = spec.parse(config.data)
-    if parsed.name != "folder":
-        raise DataError(f"The data set is '{config.data}', but sites have folders of images: give 'folder(size=64)'.")
+    if parsed.name not in ("folder", "table"):
+        raise DataError(
+            f"The data set is '{config.data}', but sites have folders of images or tables: give 'folder(size=64)' or "
+            "'table(label=diagnosis)'."
+        )
     partition = parsed.options.get("partition", config.partition)
     if partition != "domains":
         raise DataError(f"The partition is '{partition}', but over a network each site is one client: leave it out.")
@@ -84,10 +106,11 @@ def check_reading(config: Config) -> dict[str, Any]:
     return dict(parsed.options)
 
 
-def reading(options: dict[str, Any]) -> dict[str, Any]:
+def reading(config: Config) -> dict[str, Any]:
     """Of the options those of the reader, held against their types."""
-    own = {key: value for key, value in options.items() if key in OPTIONS}
-    return DATASETS.entry("folder").check_options("data set", own)
+    parsed = spec.parse(config.data)
+    own = {key: value for key, value in parsed.options.items() if key in OPTIONS}
+    return DATASETS.entry(parsed.name).check_options("data set", own)
 
 
 def image_shape(config: Config) -> tuple[int, int, int] | None:
@@ -95,19 +118,23 @@ def image_shape(config: Config) -> tuple[int, int, int] | None:
     parsed = spec.parse(config.data)
     if parsed.name != "folder":
         return None
-    size = reading(parsed.options).get("size", Folder.size)
+    size = reading(config).get("size", Folder.size)
     transform = parse_transforms(parsed.options.get("test_transform", "normalise"))
     black = torch.zeros((), dtype=torch.uint8).expand(1, 3, size, size)
     _, channels, height, width = transform(black, torch.full((1, transform.draws), 0.5)).shape
     return channels, height, width
 
 
-def load_site(folder: Path, name: str, config: Config, classes: Sequence[str] | None = None, **own: Any) -> Federation:
+def load_site(path: Path, name: str, config: Config, classes: Sequence[str] | None = None, **own: Any) -> Federation:
     """The federation of this one site, cut as the configuration says. Without `classes`, labels follow its own. `own`
     are the options of `OWN`, as the site gives them."""
     options = check_reading(config)
+    if path.is_file() != (spec.parse(config.data).name == "table"):
+        raise DataError(
+            f"The federation reads '{config.data}', and '{path}' is {'a' if path.is_file() else 'no'} file."
+        )
     held_out = name in [*names(config.unseen), *names(options.get("unseen", ()))]
-    dataset = SiteFolder(root=folder, site=name, classes=classes, **reading(options), **own).read()
+    dataset = site_reader(path, name, classes=classes, **reading(config), **own).read()
     cut = Cut(
         subsample=None if held_out else config.subsample or None,
         seed=options.get("seed", config.seed),

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedkeel import seeds
-from fedkeel.data.dataset import Domain, Findings, Parts
+from fedkeel.data.dataset import Domain, Parts
 from fedkeel.data.partition import in_proportion, shuffled_classes
 from fedkeel.data.population import USES, IntArray
 from fedkeel.errors import DataError
@@ -58,21 +58,25 @@ def by_shares(
 
 def shares_of(name: str, domain: Domain, validation: float, test: float, seed: int) -> Parts:
     labels, groups = domain.labels, domain.groups
+    if domain.official is None:
+        return split(labels, groups, validation, test, seed, name)
+    training, held, tested = domain.official
+    if groups is not None:
+        refuse_divided_groups(name, [groups[part] for part in domain.official])
+    if len(held) == 0 and validation:
+        own = None if groups is None else groups[training]
+        kept, drawn, _ = split(labels[training], own, validation, 0, seed, name)
+        training, held = training[kept], training[drawn]
+    return training, held, tested
 
-    def split(among: IntArray, test: float) -> Parts:
-        if groups is None:
-            return stratified_split(labels[among], validation, test, seed, name)
-        return grouped_split(labels[among], groups[among], validation, test, seed, name)
 
-    if domain.official is not None:
-        training, held, tested = domain.official
-        if groups is not None:
-            refuse_divided_groups(name, [groups[part] for part in domain.official])
-        if len(held) == 0 and validation:
-            kept, drawn, _ = split(training, 0)
-            training, held = training[kept], training[drawn]
-        return training, held, tested
-    return split(np.arange(len(labels)), test)
+def split(
+    labels: IntArray, groups: npt.NDArray[Any] | None, validation: float, test: float, seed: int, purpose: str
+) -> Parts:
+    """Shares of each class; groups, where there are any, in one piece."""
+    if groups is None:
+        return stratified_split(labels, validation, test, seed, purpose)
+    return grouped_split(labels, groups, validation, test, seed, purpose)
 
 
 def grouped_split(
@@ -118,7 +122,7 @@ def refuse_divided_groups(name: str, parts: Sequence[npt.NDArray[Any]]) -> None:
                 )
 
 
-def tell_shared_groups(domains: Domains, findings: Findings) -> None:
+def tell_shared_groups(domains: Domains) -> None:
     """Each domain is split by itself, as its site would."""
     places: dict[Any, list[str]] = {}
     for name, domain in domains.items():
@@ -127,9 +131,10 @@ def tell_shared_groups(domains: Domains, findings: Findings) -> None:
     shared = {group: names for group, names in places.items() if len(names) > 1}
     for group, names in list(shared.items())[:1]:
         groups = "groups are" if len(shared) > 1 else "group is"
-        findings.extra(
-            f"{len(shared):,} {groups} in several domains, '{group}' in {' and '.join(names[:3])}: each domain is "
-            "split by itself, so that one may train on a group that another is tested on."
+        log.warning(
+            "%s %s in several domains, '%s' in %s: each domain is split by itself, so that one may train on a group "
+            "that another is tested on.",
+            *(f"{len(shared):,}", groups, group, " and ".join(names[:3])),
         )
 
 

@@ -81,9 +81,9 @@ class ImageStore:
         self.channels_last = channels_last
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         images = federation.images if self.streamed else federation.images.to(device)
-        # What is mapped from a file has no room in memory, least of all a second time: there each batch is laid out.
-        self.mapped = federation.on_disk and images is federation.images
-        self.images = images if self.mapped else images.contiguous(memory_format=self.layout)
+        # What is mapped from a file is not copied into memory: there each batch is laid out.
+        mapped = federation.on_disk and images is federation.images
+        self.images = images if mapped else images.contiguous(memory_format=self.layout)
         self.labels = federation.labels.to(device)
 
     def batch(self, indices: Tensor, uniforms: Tensor, transform: Transform) -> Batch:
@@ -91,7 +91,7 @@ class ImageStore:
         if self.streamed:
             shape = (len(indices), *self.images.shape[1:])
             chunk = torch.empty(shape, dtype=self.images.dtype, pin_memory=self.device.type == "cuda")
-            torch.index_select(self.images, 0, indices, out=chunk)
+            chunk.copy_(self._gather(indices))
             images = chunk.to(self.device, non_blocking=True)
         else:
             images = self._gather(indices)
@@ -100,10 +100,11 @@ class ImageStore:
 
     def _gather(self, indices: Tensor) -> Tensor:
         """Whole images are copied at once where each lies in one piece; `images[indices]` goes number by number."""
-        if self.channels_last and not self.mapped:
-            return self.images.permute(0, 2, 3, 1).index_select(0, indices).permute(0, 3, 1, 2)
-        images = self.images[indices]
-        return images.contiguous(memory_format=self.layout) if self.mapped else images
+        if self.images.ndim == 4 and self.images.is_contiguous(memory_format=torch.channels_last):
+            images = self.images.permute(0, 2, 3, 1).index_select(0, indices).permute(0, 3, 1, 2)
+        else:
+            images = self.images[indices]
+        return images if self.images.ndim < 4 else images.contiguous(memory_format=self.layout)
 
     def batches(self, plan: BatchPlan, transform: Transform) -> Iterator[Batch]:
         order, uniforms = plan.order.to(self.images.device), plan.uniforms.to(self.device)

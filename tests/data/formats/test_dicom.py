@@ -71,10 +71,16 @@ def test_a_window_of_the_newer_kinds_lies_with_the_frame() -> None:
     window.WindowCenter, window.WindowWidth = 100, 201
     frame = pydicom.Dataset()
     frame.FrameVOILUTSequence = [window]
-    assert grey(0, 200, 4000, SharedFunctionalGroupsSequence=[frame]) == grey(
-        0, 200, 4000, WindowCenter=100, WindowWidth=201
-    )
-    assert grey(0, 200, 4000, SharedFunctionalGroupsSequence=[frame])[1] == 255
+    shown = grey(0, 200, 4000, SharedFunctionalGroupsSequence=[frame])
+    assert shown == grey(0, 200, 4000, WindowCenter=100, WindowWidth=201)
+    assert shown[1] == 255
+
+
+def test_a_lookup_table_goes_before_the_window() -> None:
+    table = pydicom.Dataset()
+    table.LUTDescriptor, table.LUTData = [3, 0, 8], [10, 200, 90]
+    table["LUTDescriptor"].VR = table["LUTData"].VR = "US"
+    assert grey(0, 1, 2, 4000, VOILUTSequence=[table], WindowCenter=100, WindowWidth=201) == [10, 200, 90, 90]
 
 
 def test_of_several_frames_the_first_and_colours_as_they_are() -> None:
@@ -91,7 +97,7 @@ def test_a_file_is_known_by_its_mark_where_its_name_says_nothing(tmp_path: Path)
     for name in ("IM0001", "1.2.840.113619.2", "scan.dcm", "scan.DICOM"):
         (tmp_path / name).write_bytes(content)
         assert is_dicom(tmp_path / name)
-        assert decode(tmp_path / name, 2).tolist() == np.full((3, 2, 2), 255).tolist()
+        assert decode(tmp_path / name, 2).tolist() == np.full((2, 2, 3), 255).tolist()
     (tmp_path / "notes").write_bytes(b"x" * 200)
     Image.new("L", (4, 4)).save(tmp_path / "a.png")
     assert not any(is_dicom(tmp_path / name) for name in ("notes", "a.png", "nowhere"))

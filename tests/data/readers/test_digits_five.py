@@ -119,14 +119,11 @@ def test_mnistm_is_read_from_images_and_files_of_labels(tmp_path: Path) -> None:
     assert source.labels[split.train].tolist() == LABELS[::-1].tolist()
 
 
-def test_a_domain_may_be_an_npz_or_a_tree(tmp_path: Path) -> None:
-    x = noise(60, 28, 28)
-    np.savez(tmp_path / "mnist.npz", x_train=x[:40], y_train=LABELS, x_test=x[40:], y_test=LABELS[:20])
+def test_a_domain_may_be_a_tree(tmp_path: Path) -> None:
     for use in ("train", "test"):
         for digit in range(10):
             image(tmp_path / "synth" / use / str(digit) / "a.png", 10 * digit, (8, 8))
     source = DATASETS.build("digits-five", root=tmp_path)
-    assert np.array_equal(source.images[source.domains["mnist"].test, 2].numpy(), x[40:])
     assert source.images[source.domains["synth"].train, 0, 0, 0].tolist() == [10 * digit for digit in range(10)]
 
 
@@ -166,15 +163,9 @@ def test_fedcoda_leaves_usps_out_and_takes_equally_many_of_each_digit(tmp_path: 
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("train-images-idx3-ubyte", b"\x00\x00\x08\x01" + bytes(20), "begins with 00 00 08 01, but an idx file of 3"),
-        ("train-images-idx3-ubyte", b"", "begins with nothing"),
+        ("train-images-idx3-ubyte", b"\x00\x00\x08\x01" + bytes(20), "not a whole idx file of bytes in 3 dimensions"),
+        ("train-images-idx3-ubyte", b"", "not a whole idx file"),
         ("train-images-idx3-ubyte", bytes([0, 0, 8, 3]), "has 0 images, but .* 40 labels"),
-        ("train-images-idx3-ubyte", bytes([0, 0, 8, 3]) + struct.pack(">iii", 40, 28, 28) + bytes(9), "and has 9"),
-        (
-            "train-labels-idx1-ubyte",
-            bytes([0, 0, 8, 1]) + struct.pack(">i", 3) + bytes(3),
-            "40 images, but .* 3 labels",
-        ),
         ("train-labels-idx1-ubyte", bytes([0, 0, 8, 1]) + struct.pack(">i", 1) + bytes([11]), "not one of 10 classes"),
         ("t10k-images-idx3-ubyte.gz", b"no gzip", "cannot be read"),
     ],
@@ -190,18 +181,15 @@ def test_matlab_files_of_another_kind_are_refused(tmp_path: Path) -> None:
     write_mats(tmp_path / "svhn")
     file = tmp_path / "svhn" / "train_32x32.mat"
     for stored, message in (
-        ({"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [2], [3]])}, "shape .* for 3 labels"),
-        ({"Z": np.zeros(3)}, "has Z in it, but X and y are expected"),
+        ({"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [2], [3]])}, "shape .* is expected"),
+        ({"Z": np.zeros(3)}, "cannot be read as a file of MATLAB v5 with X and y"),
         ({"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [12]])}, "not one of 10 classes"),
     ):
         scipy.io.savemat(file, stored)
         with pytest.raises(DataError, match=message):
             DATASETS.build("digits-five", root=tmp_path)
     file.write_bytes(b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(400))
-    with pytest.raises(DataError, match=r"v7\.3, which is not read"):
-        DATASETS.build("digits-five", root=tmp_path)
-    file.write_bytes(b"hello")
-    with pytest.raises(DataError, match="cannot be read as a MATLAB file"):
+    with pytest.raises(DataError, match="cannot be read as a file of MATLAB v5"):
         DATASETS.build("digits-five", root=tmp_path)
 
 
@@ -209,39 +197,25 @@ def test_matlab_files_of_another_kind_are_refused(tmp_path: Path) -> None:
 def test_a_libsvm_file_of_another_kind_is_refused(tmp_path: Path, line: str) -> None:
     write_usps(tmp_path / "usps")
     (tmp_path / "usps" / "usps.bz2").write_bytes(bz2.compress(f"2 1:0.1\n{line}\n".encode()))
-    with pytest.raises(DataError, match=r"Line 2 of '.*usps\.bz2' is not in libsvm's form"):
+    with pytest.raises(DataError, match=r"'.*usps\.bz2' is not in libsvm's form"):
         DATASETS.build("digits-five", root=tmp_path)
 
 
 @pytest.mark.parametrize(
     ("lost", "message"),
     [
-        ("mnist/t10k-labels-idx1-ubyte.gz", "t10k-labels-idx1-ubyte' is missing"),
-        ("svhn/test_32x32.mat", "test_32x32.mat' is missing"),
+        ("mnist/t10k-labels-idx1-ubyte.gz", "t10k-labels-idx1-ubyte' is missing: get the four idx files"),
         ("synth/synth_train_32x32.mat", "synth_train_32x32.mat' is missing"),
         ("usps/usps.t.bz2", "usps.t.bz2' is missing"),
         ("mnistm/mnist_m_test_labels.txt", "mnist_m_test_labels.txt' is missing"),
         ("mnistm/mnist_m_train/00000003.png", "'00000003.png 3', does not name an image"),
     ],
 )
-def test_a_missing_file_is_named_by_reader_and_check(tmp_path: Path, lost: str, message: str) -> None:
+def test_a_missing_file_is_named(tmp_path: Path, lost: str, message: str) -> None:
     root = write_all(tmp_path)
     (root / lost).unlink()
     with pytest.raises(DataError, match=message):
-        DATASETS.build("digits-five", root=root)
-    assert sum(message in sentence for sentence in check("digits-five", root).problems) == 1
-
-
-def test_forms_that_are_not_read_are_told_with_what_to_get(tmp_path: Path) -> None:
-    for folder, file, message in (
-        ("usps", "usps.h5", r"HDF5 files are not read; get usps\.bz2 and usps\.t\.bz2"),
-        ("mnistm", "mnistm_data.pkl", "pickles are not read; get mnist_m_train/"),
-        ("mnist", "training.pt", "pickles are not read; get the four idx files"),
-    ):
-        (tmp_path / folder / folder).mkdir(parents=True)
-        (tmp_path / folder / folder / file).write_bytes(b"x")
-        with pytest.raises(DataError, match=message):
-            DATASETS.build("digits-five", root=tmp_path / folder)
+        check("digits-five", root)
 
 
 def test_absent_and_strange_domains_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -251,63 +225,36 @@ def test_absent_and_strange_domains_are_told(tmp_path: Path, caplog: pytest.LogC
         assert list(DATASETS.build("digits-five", root=tmp_path).domains) == ["mnist"]
     assert "The domain 'usps' of digits-five is not in" in caplog.text
     assert "letters' is no domain of digits-five" in caplog.text
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "mnist").mkdir(parents=True)
+    with pytest.raises(
+        DataError, match=r"There is no data of 'mnist' .*pickles and HDF5 files are not read\): get the"
+    ):
+        DATASETS.build("digits-five", root=tmp_path / "empty")
+    (tmp_path / "empty" / "mnist").rmdir()
     with pytest.raises(DataError, match="There is no domain of digits-five"):
         DATASETS.build("digits-five", root=tmp_path / "empty")
     with pytest.raises(DataError, match="There is no domain named 'svhn'"):
         DATASETS.build("digits-five", root=tmp_path, domains="svhn")
 
 
-def test_digits_dg_keeps_the_split_of_its_folders(tmp_path: Path) -> None:
+def test_digits_dg_keeps_the_split_of_its_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for domain in ("mnist", "mnist_m", "svhn", "syn"):
         for use, count in (("train", 4), ("val", 1)):
             for digit in range(10):
                 for n in range(count):
                     image(tmp_path / domain / use / str(digit) / f"{n}.jpg", 20 * digit, (32, 32))
+    (tmp_path / "usps").mkdir()
+    (tmp_path / "svhn" / "extra").mkdir()
     federation = load("digits-dg", root=tmp_path, unseen="syn")
     assert federation.domains == ["mnist", "mnist_m", "svhn", "syn"]
     assert (federation["svhn"].samples, len(federation["svhn"].test), len(federation["syn"].test)) == (40, 10, 50)
+    assert [message.partition("' is no ")[2] for message in caplog.messages] == [
+        "domain of digits-dg and is not used.", "part of digits-dg and is not used.",
+    ]  # fmt: skip
+    assert "The domain 'syn' has 40 images to train, and 4,800 are published." in check("digits-dg", tmp_path).problems
     (tmp_path / "svhn" / "val" / "7" / "0.jpg").unlink()
-    (tmp_path / "usps").mkdir()
-    (tmp_path / "svhn" / "extra").mkdir()
-    sentences = check("digits-dg", tmp_path).problems
-    assert f"The folder '{tmp_path / 'svhn' / 'extra'}' is no part of digits-dg and is not used." in sentences
-    assert sum("The class '7' of digits-dg has no images in" in sentence for sentence in sentences) == 1
-    assert sum("usps' is no domain of digits-dg" in sentence for sentence in sentences) == 1
-    assert "The domain 'syn' has 40 images to train, and 4,800 are published." in sentences
+    with pytest.raises(DataError, match="The class '7' of digits-dg has no images in"):
+        check("digits-dg", tmp_path)
     shutil.rmtree(tmp_path / "mnist" / "val")
-    lacking = f"'{tmp_path / 'mnist'}' lacks val: digits-dg has train and val for every domain."
-    assert lacking in check("digits-dg", tmp_path).problems
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"x_train": noise(40, 28, 28, 4)}, "needs uint8 images x_train"),
-        ({"x_test": noise(20, 28, 28) / 255}, "needs uint8 images x_test"),
-        ({"y_train": np.array(["a"] * 40)}, "and their labels y_train, whole numbers"),
-    ],
-)
-def test_an_npz_of_digits_of_another_kind_is_refused(
-    tmp_path: Path, changes: dict[str, np.ndarray], message: str
-) -> None:
-    x = noise(60, 28, 28)
-    arrays = {"x_train": x[:40], "y_train": LABELS, "x_test": x[40:], "y_test": LABELS[:20], **changes}
-    np.savez(tmp_path / "mnist.npz", **arrays)
-    with pytest.raises(DataError, match=message):
-        DATASETS.build("digits-five", root=tmp_path)
-
-
-def test_an_npz_of_grey_digits_may_have_a_channel_of_its_own(tmp_path: Path) -> None:
-    x = noise(60, 28, 28, 1)
-    np.savez(tmp_path / "mnist.npz", x_train=x[:40], y_train=LABELS, x_test=x[40:], y_test=LABELS[:20])
-    source = DATASETS.build("digits-five", root=tmp_path)
-    for channel in range(3):
-        assert np.array_equal(source.images[source.domains["mnist"].test, channel].numpy(), x[40:, :, :, 0])
-
-
-def test_a_single_array_is_no_npz_of_digits(tmp_path: Path) -> None:
-    with (tmp_path / "mnist.npz").open("wb") as stream:
-        np.save(stream, noise(3))
-    with pytest.raises(DataError, match=r"mnist.npz' cannot be read as an .npz pack"):
-        DATASETS.build("digits-five", root=tmp_path)
+    with pytest.raises(DataError, match="mnist' lacks train or val"):
+        check("digits-dg", tmp_path)

@@ -125,8 +125,8 @@ def test_a_group_in_two_splits_is_refused(tmp_path: Path, rows: list[Row]) -> No
         ({"split": "trian"}, {}, r"Row 1 of '.*' has the split 'trian': did you mean 'train'"),
         ({}, {"classes": ["healthy", "well"]}, r"Row 1 of '.*' has the label 'ill', which no class has"),
         ({}, {"group": "patient"}, r"has the columns path, label, site, group, .*and lacks 'patient': give group=NAME"),
-        ({}, {"part": "use"}, r"lacks 'use': give part=NAME, the column with the split of each image"),
-        ({}, {"file": None}, "give file=images.csv"),
+        ({}, {"part": "use"}, r"lacks 'use': give part=NAME, the column with the split of each sample"),
+        ({}, {"file": None}, "give file=samples.csv"),
         ({}, {"file": "nowhere.csv"}, "The table 'nowhere.csv' is not there"),
         ({}, {"root": "nowhere"}, "The root 'nowhere' of the table is not a folder"),
         ({}, {"file": 3}, "'file' is 3|The 'file' of table is 3"),
@@ -148,6 +148,57 @@ def test_missing_cells_are_told_all_at_once(tmp_path: Path, rows: list[Row]) -> 
         load("table", file=write(tmp_path / "t.csv", few))
     first = "rows 1, 6, 11, 16, 21, 26, 31, 36 and 7 more of the column 'label'"
     assert f"has nothing in {first} and row 71 of the column 'site': fill them in" in str(told.value)
+
+
+PATIENTS = [
+    {
+        "age": 20 + n,
+        "dose": n / 3,
+        "label": ("ill", "well")[n % 2],
+        "site": ("north", "south")[n // 30],
+        "group": n // 2,
+    }
+    for n in range(60)
+]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_without_paths_the_other_columns_are_vectors(tmp_path: Path, ending: str) -> None:
+    file = tmp_path / f"t.{ending}"
+    if ending == "csv":
+        write(file, PATIENTS)
+    else:
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(PATIENTS), file)
+    federation = load("table", file=file, unseen="south")
+    assert federation.columns == ("age", "dose")
+    assert (federation.classes, federation.image_shape) == (("ill", "well"), (2,))
+    assert federation.images[:, 0].tolist() == list(range(20, 80))
+    (north,) = federation.clients
+    groups = [set((part // 2).tolist()) for part in north.splits]
+    assert sum(map(len, groups)) == len(set.union(*groups)) == 15
+    assert federation.labels[north.train].tolist() == (north.train % 2).tolist()
+    assert federation["south"].test.tolist() == list(range(30, 60))
+    assert [(count.domain, count.found) for count in check(f"table(file={file})").counts if count.use == "test"] == [
+        ("north", 8), ("south", 8),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({"age": "", "dose": "inf"}, {}, "in row 1 of the column 'age' and row 1 of the column 'dose': fill them in"),
+        ({"age": "old"}, {}, "The column 'age' does not hold numbers .*'old'.*, and features are numbers"),
+        ({}, {"size": 9}, "'root', 'size' and 'bits' are for images, and the table has no column 'path'"),
+        ({}, {"path": "image"}, "lacks 'image': give path=NAME"),
+        ({}, {"train_transform": "flip"}, r"The transform Flip does not fit samples of shape \(2,\)"),
+    ],
+)
+def test_what_is_wrong_with_vectors_is_one_sentence(
+    tmp_path: Path, change: Row, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        load("table", file=write(tmp_path / "t.csv", [{**PATIENTS[0], **change}, *PATIENTS[1:]]), **options)
 
 
 def test_a_table_as_excel_writes_it_on_windows(

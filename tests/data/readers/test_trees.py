@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -78,8 +79,6 @@ def test_pacs_lies_beside_its_lists_as_downloaded(tmp_path: Path, images: str, l
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("photo/dog/003.png 2", "the label 2, but its folder is class 1"),
-        ("photo/dog/003.png 0", "the label 0, but its folder is class 1"),
         ("photo/dog/999.png 1", "Line 1 of .*photo_train_kfold.txt', 'photo/dog/999.png 1', is no image"),
         ("photo/dog/004.png 1", "is already in the train list"),
     ],
@@ -89,7 +88,7 @@ def test_pacs_lists_that_contradict_the_folders_are_refused(tmp_path: Path, line
     kfold(root)
     (root / "photo_train_kfold.txt").write_text(line + "\n")
     with pytest.raises(DataError, match=message):
-        DATASETS.build("pacs", root=root, size=4)
+        check("pacs", root)
 
 
 def test_pacs_needs_both_lists(tmp_path: Path) -> None:
@@ -129,26 +128,28 @@ def test_what_is_missing_in_a_tree_is_named(tmp_path: Path, caplog: pytest.LogCa
     root = tree(tmp_path, PACS.domains, PACS.class_names)
     image(root / "photo" / "cat" / "1.png")
     image(root / "poster" / "dog" / "1.png")
-    with caplog.at_level(logging.WARNING, "fedkeel"):
-        source = DATASETS.build("pacs", root=root, size=4)
+    for file in ("dog/a.heic", "dog/b.svg", "guitar/c.heic", "guitar/more/d.png", "horse/Thumbs.db"):
+        (root / "photo" / file).parent.mkdir(exist_ok=True)
+        (root / "photo" / file).write_bytes(b"x")
+    assert len(DATASETS.build("pacs", root=root, size=4).images) == 140
     assert "photo/cat' is no class of pacs and is not used" in caplog.text
     assert "poster' is no domain of pacs and is not used" in caplog.text
-    assert len(source.images) == 140
+    told = f"4 files of '{root / 'photo'}' are not read: 2 .heic, 1 .svg, 1 .png not right in a class's folder ("
+    assert told in caplog.text
     for file in (root / "sketch" / "house").iterdir():
         file.unlink()
     with pytest.raises(DataError, match=r"The class 'house' of pacs has no images in '.*sketch'"):
-        DATASETS.build("pacs", root=root, size=4)
-    for folder in sorted((root / "cartoon").rglob("*"), reverse=True):
-        folder.unlink() if folder.is_file() else folder.rmdir()
-    (root / "cartoon").rmdir()
-    sentences = check("pacs", root).problems
-    for part in ("photo/cat'", "poster'", "The class 'house'", "The domain 'cartoon' of pacs is missing"):
-        assert sum(part in sentence for sentence in sentences) == 1, part
+        check("pacs", root)
+    shutil.rmtree(root / "cartoon")
+    with pytest.raises(DataError, match="The domain 'cartoon' of pacs is missing in"):
+        check("pacs", root)
 
 
 def test_a_tree_of_another_data_set_is_told_apart(tmp_path: Path) -> None:
     root = tree(tmp_path, PACS.domains, PACS.class_names, 1)
-    with pytest.raises(DataError, match="has the domains art_painting, cartoon, photo, sketch, but office-caltech-10"):
+    with pytest.raises(
+        DataError, match=r"The domain 'amazon' of office-caltech-10 is missing in .*, which needs the folders amazon, "
+    ):
         DATASETS.build("office-caltech-10", root=root)
     with pytest.raises(DataError, match=r"is not a folder: give the root of pacs"):
         DATASETS.build("pacs", root=root / "photo" / "dog" / "000.png")
@@ -160,34 +161,19 @@ def test_a_tree_of_another_data_set_is_told_apart(tmp_path: Path) -> None:
         DATASETS.build("pacs", root=root, subset="fedcod")
 
 
-def test_a_broken_image_of_a_data_set_is_left_out_and_found_by_the_check(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    root = tree(tmp_path, PACS.domains, PACS.class_names)
-    broken = root / "photo" / "dog" / "002.png"
+def test_a_broken_image_and_a_link_to_nowhere_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = tree(tmp_path, PACS.domains, PACS.class_names, 10)
+    broken, link = root / "photo" / "dog" / "002.png", root / "photo" / "dog" / "link.png"
     broken.write_bytes(broken.read_bytes()[:40])
-    with caplog.at_level(logging.WARNING, "fedkeel"):
-        source = DATASETS.build("pacs", root=root, size=4)
-    assert "photo/dog/002.png' of 'pacs' cannot be decoded" in caplog.text
-    assert sum(len(split.all()) for split in source.domains.values()) == len(source.images) == 139
+    link.symlink_to(tmp_path / "nowhere.png")
+    source = DATASETS.build("pacs", root=root, size=4)
+    for file in (broken, link):
+        assert f"The image '{file}' of 'pacs' cannot be decoded and is left out" in caplog.text
     seen = [colour for use in ("train", "validation", "test") for colour in colours(source, "photo", use)]
-    assert sorted(seen) == sorted({(2, c, n) for c in range(7) for n in range(5)} - {(2, 0, 2)})
-    assert not any("002.png" in sentence for sentence in check("pacs", root).problems)
-    assert any(
-        "002.png' cannot be decoded" in sentence for sentence in check("pacs", root, decode_images=True).problems
-    )
-
-
-def test_files_of_a_data_set_that_are_not_read_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    root = tree(tmp_path, PACS.domains, PACS.class_names)
-    for file in ("dog/a.heic", "dog/b.svg", "guitar/c.heic", "guitar/more/d.png", "horse/Thumbs.db"):
-        (root / "photo" / file).parent.mkdir(exist_ok=True)
-        (root / "photo" / file).write_bytes(b"x")
-    told = f"4 files of '{root / 'photo'}' are not read: 2 .heic, 1 .png not right in a class's folder, 1 .svg ("
-    with caplog.at_level(logging.WARNING, "fedkeel"):
-        DATASETS.build("pacs", root=root, size=4)
-    assert told in caplog.text
-    assert any(told in sentence for sentence in check("pacs", root).problems)
+    assert sorted(seen) == sorted({(2, c, n) for c in range(7) for n in range(10)} - {(2, 0, 2)})
+    link.unlink()
+    link.symlink_to(root / "photo" / "dog" / "000.png")
+    assert len(DATASETS.build("pacs", root=root, size=4).domains["photo"].all()) == 70
 
 
 # -- VLCS -----------------------------------------------------------------------------------------------------
@@ -214,9 +200,7 @@ def test_vlcs_with_split_folders_keeps_that_split(tmp_path: Path) -> None:
     # GReg cuts anew: 30 images of each domain, 9 to test on, 21 left, of which 6 and 6.
     split = DATASETS.build("vlcs", root=tmp_path, size=4, subset="greg").domains["LabelMe"]
     assert (len(split.train), len(split.validation), len(split.test)) == (6, 6, 9)
-    for folder in sorted((tmp_path / "SUN" / "test").rglob("*"), reverse=True):
-        folder.unlink() if folder.is_file() else folder.rmdir()
-    (tmp_path / "SUN" / "test").rmdir()
+    shutil.rmtree(tmp_path / "SUN" / "test")
     with pytest.raises(DataError, match=r"SUN/test' of vlcs is missing"):
         DATASETS.build("vlcs", root=tmp_path, size=4)
 
@@ -309,27 +293,3 @@ def test_a_list_may_have_a_byte_order_mark_and_must_be_text(tmp_path: Path) -> N
     file.write_bytes(b"photo/dog/\x81.png 1")
     with pytest.raises(DataError, match=r"photo_train_kfold.txt' is not text in UTF-8 or cp1252: download it, or save"):
         DATASETS.build("pacs", root=root, size=4)
-    assert sum("is not text in UTF-8" in sentence for sentence in check("pacs", root).problems) == 1
-
-
-def test_a_link_to_nowhere_is_an_image_that_cannot_be_decoded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    root = tree(tmp_path, PACS.domains, PACS.class_names)
-    link = root / "photo" / "dog" / "link.png"
-    link.symlink_to(tmp_path / "nowhere.png")
-    with caplog.at_level(logging.WARNING, "fedkeel"):
-        assert len(DATASETS.build("pacs", root=root, size=4).images) == 140
-    assert f"The image '{link}' of 'pacs' cannot be decoded and is left out" in caplog.text
-    assert sum(str(link) in sentence for sentence in check("pacs", root, decode_images=True).problems) == 1
-    link.unlink()
-    link.symlink_to(root / "photo" / "dog" / "000.png")
-    assert len(DATASETS.build("pacs", root=root, size=4).images) == 141
-
-
-def test_what_macos_puts_into_archives_is_not_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    root = tree(tmp_path, PACS.domains, PACS.class_names)
-    for folder in ("__MACOSX/photo/dog", "photo/__MACOSX"):
-        (root / folder).mkdir(parents=True)
-        (root / folder / "._000.png").write_bytes(b"x")
-    with caplog.at_level(logging.WARNING, "fedkeel"):
-        DATASETS.build("pacs", root=root, size=4)
-    assert caplog.text == ""

@@ -1,17 +1,25 @@
-"""Folders of images: what lies in them, and a sentence about what is not read."""
+"""Folders of images, one for each class, and a sentence about the files in them that are not read."""
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedkeel.data.dataset import Findings, Images, image_files
+from fedkeel.data.dataset import Images, image_files
 from fedkeel.data.formats.images import is_image
+from fedkeel.errors import DataError, quoted
 
+log = logging.getLogger("fedkeel")
 LITTER = {"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir", "$recycle.bin"}
 MISPLACED = "not right in a class's folder"
 NAMED = 3  # files in a sentence
 Unread = dict[Path, str]  # files, and of what kind each is
+
+
+def is_litter(name: str) -> bool:
+    """What systems leave in folders by themselves, and hidden files, are no one's data."""
+    return name.startswith(".") or name.lower() in LITTER
 
 
 def visible_folders(path: Path) -> list[Path]:
@@ -22,61 +30,47 @@ def visible_folders(path: Path) -> list[Path]:
 
 def images_in(path: Path) -> list[Path]:
     """The images right in a folder, sorted; none of a missing folder."""
-    return sorted_out(path, below=False)[0] if path.is_dir() else []
+    return sorted_out(path)[0] if path.is_dir() else []
 
 
-def sorted_out(path: Path, *, below: bool = True) -> tuple[list[Path], Unread]:
-    """The images right in a folder, sorted, and the files in it, and `below` it, that are not read.
-
-    What systems leave in folders by themselves, and hidden files, are no one's data.
-    """
-    images: list[Path] = []
-    others: Unread = {}
+def sorted_out(path: Path) -> tuple[list[Path], Unread]:
+    """The images right in a folder, sorted, and the other files right in it."""
     with os.scandir(path) as entries:
-        for entry in entries:
-            file = path / entry.name
-            if is_litter(entry.name):
-                continue
-            if entry.is_dir():
-                for folder, _, names in os.walk(entry.path) if below else ():
-                    hidden = any(map(is_litter, Path(folder).relative_to(path).parts))
-                    deep = [Path(folder) / name for name in names if not (hidden or is_litter(name))]
-                    others |= {file: kind(file, misplaced=True) for file in deep}
-            elif is_image(file):
-                images.append(file)
-            else:
-                others[file] = kind(file)
-    return sorted(images), others
+        files = sorted(path / entry.name for entry in entries if not entry.is_dir() and not is_litter(entry.name))
+    read = {file: is_image(file) for file in files}
+    return [file for file in files if read[file]], {file: kind(file) for file in files if not read[file]}
 
 
-def is_litter(name: str) -> bool:
-    return name.startswith(".") or name.lower() in LITTER
+def misplaced(folder: Path, *, below: bool) -> Unread:
+    """The files right in a folder, or `below` it in further folders, where images should not lie."""
+    if not below:
+        images, others = sorted_out(folder)
+        return others | {image: f"{kind(image)} {MISPLACED}" for image in images}
+    return {
+        file: f"{kind(file)} {MISPLACED}" if is_image(file) else kind(file)
+        for inner in visible_folders(folder)
+        for file in sorted(inner.rglob("*"))
+        if file.is_file() and not any(map(is_litter, file.relative_to(folder).parts))
+    }
 
 
-def kind(file: Path, *, misplaced: bool = False) -> str:
-    ending = file.suffix.lower()[:20] or "without an ending"
-    return f"{ending} {MISPLACED}" if misplaced and is_image(file) else ending
+def kind(file: Path) -> str:
+    return file.suffix.lower()[:20] or "without an ending"
 
 
-def tell_unread(findings: Findings, place: str, others: Unread) -> None:
-    """Left out files may be, but not silently."""
-    if others:
-        findings.extra(unread(place, others), [f"{file} ({what})" for file, what in sorted(others.items())])
-
-
-def unread(place: str, others: Unread) -> str:
-    """The sentence about files that are not read."""
-    counts = Counter(others.values())
-    most = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
-    kinds = [f"{count:,} {kind}" for kind, count in most[:8]]
-    if len(most) > 8:
-        kinds.append(f"{sum(count for _, count in most[8:]):,} of other kinds")
-    few = ", ".join(f"'{file.name}'" for file in sorted(others)[:NAMED])
-    more = ", and more that 'fedkeel data check' names" if len(others) > NAMED else ""
-    wrong = any(kind.endswith(MISPLACED) for kind in counts)
+def tell_unread(place: str, others: Unread) -> str:
+    """Left out files may be, but not silently: the sentence that was told."""
+    if not others:
+        return ""
+    most = Counter(others.values()).most_common()
+    few = quoted([file.name for file in sorted(others)], NAMED, "{:,} others")
+    wrong = any(kind.endswith(MISPLACED) for kind, _ in most)
     advice = "put images right into the folder of their class" if wrong else "convert images among them to PNG"
     files = f"{len(others):,} files of '{place}' are" if len(others) > 1 else f"1 file of '{place}' is"
-    return f"{files} not read: {', '.join(kinds)} ({few}{more}); {advice}."
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in most[:8])
+    sentence = f"{files} not read: {counts} ({few}); {advice}."
+    log.warning(sentence)
+    return sentence
 
 
 def step_into(root: Path, *names: str) -> Path:
@@ -84,43 +78,34 @@ def step_into(root: Path, *names: str) -> Path:
     return next((root / name for name in names if (root / name).is_dir()), root)
 
 
-def class_images(
-    name: str,
-    folder: Path,
-    classes: Sequence[str],
-    findings: Findings,
-    *,
-    ignored: Sequence[str] = (),
-    below: str = "",
-    needed: bool = True,
-) -> Images:
-    """The images of `folder/<class>/`, and findings: classes without images, folders too many.
-
-    `ignored` are folders that may be there and are not read; `below` is the folder inside a class's that has its
-    images; `needed` says that every class must have some.
-    """
+def tell_strange_folders(folder: Path, known: Sequence[str], what: str) -> None:
     for child in visible_folders(folder):
-        if child.name not in (*classes, *ignored):
-            findings.extra(f"The folder '{child}' is no class of {name} and is not used.")
+        if child.name not in known:
+            log.warning("The folder '%s' is no %s and is not used.", child, what)
+
+
+def class_images(name: str, folder: Path, classes: Sequence[str], *, below: str = "", needed: bool = True) -> Images:
+    """The images of `folder/<class>/`; `below` is the folder inside a class's that has them. Where they are `needed`,
+    every class must have some."""
     images, left = in_class_folders(folder, classes, below)
-    tell_unread(findings, str(folder), left)
+    tell_unread(str(folder), left)
     for number in sorted(set(range(len(classes))) - set(images.labels.tolist())) if needed else ():
-        findings.missing(
+        raise DataError(
             f"The class '{classes[number]}' of {name} has no images in '{folder}': put them into a folder of that name."
         )
     return images
 
 
 def in_class_folders(folder: Path, classes: Sequence[str], below: str = "") -> tuple[Images, Unread]:
-    """The images of `folder/<class>/`, and the files beside them that are not read."""
+    """The images of `folder/<class>/`, and the files beside and below them that are not read."""
     known = {label: number for number, label in enumerate(classes)}
     files: list[Path] = []
     labels: list[int] = []
     left: Unread = {}
-    for child in visible_folders(folder):
+    for child in visible_folders(folder):  # and not of `classes`, which may come from a server: one may be called `..`
         if child.name in known and (child / below).is_dir():
             found, others = sorted_out(child / below)
-            left |= others
+            left |= others | misplaced(child / below, below=True)
             files += found
             labels += [known[child.name]] * len(found)
     return image_files(files, labels), left

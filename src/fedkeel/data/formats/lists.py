@@ -7,7 +7,7 @@ that of the image's folder.
 import csv
 import io
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -59,14 +59,32 @@ def read_lines(file: Path) -> dict[str, str]:
     return {f"Line {number} of '{file}'": line.strip() for number, line in lines if line.strip()}
 
 
-def positions_in(files: Mapping[str, Path], find: Callable[[str, str], int | None]) -> list[IntArray]:
-    """For each list the images that its lines name, in their order; `find(place, line)` is None to pass over one."""
+def read_split(
+    files: Mapping[str, Path], domain: str, position: Mapping[str, int], classes: Collection[str] | None = None
+) -> list[IntArray] | None:
+    """For each list the images that its lines name, in their order; None where there are no lists.
+
+    `position` has the domain's images by their path below the root. Images in no list are not used. Where only some
+    `classes` are read, lines that name an image of another one are passed over. A list for validation may be missing.
+    """
+    there = [file for file in files.values() if file.is_file()]
+    if not there:
+        return None
+    for use, file in files.items():
+        if file not in there and use != "validation":
+            raise DataError(f"'{file}' is missing, but another list of '{domain}' is there: give both or none.")
     owner: dict[int, str] = {}
     for use, file in files.items():
-        for place, line in read_lines(file).items() if file.is_file() else ():
-            image = find(place, line)
-            if image is None:
+        for place, line in read_lines(file).items() if file in there else ():
+            spellings = [line, line.rsplit(maxsplit=1)[0]]  # a path may have blanks
+            spellings += [path.replace("\\", "/") for path in spellings]
+            image = next((position[path] for path in spellings if path in position), None)
+            if image is None and classes is not None and class_of(line) not in classes:
                 continue
+            if image is None:
+                raise DataError(
+                    f"{place}, '{line}', is no image of the domain '{domain}': put the image there, or remove the line."
+                )
             if image in owner:
                 raise DataError(f"{place}, '{line}', is already in the {owner[image]} list: keep one.")
             owner[image] = use
@@ -74,70 +92,12 @@ def positions_in(files: Mapping[str, Path], find: Callable[[str, str], int | Non
 
 
 def read_lists(
-    root: Path, domain: str, position: Mapping[str, int], folder: str = "splits", classes: Collection[str] | None = None
+    folder: Path, domain: str, position: Mapping[str, int], classes: Collection[str] | None = None
 ) -> Parts | None:
-    """Positions for training, validation and testing in the lists' order, or None if there are no lists.
-
-    `position` has the domain's images by their path below the root. Images in no list are not used. Where only some
-    `classes` are read, lines that name an image of another one are passed over.
-    """
-    files = {use: root / folder / f"{domain}_{use}.txt" for use in USES}
-    if not any(file.is_file() for file in files.values()):
-        return None
-    for use in ("train", "test"):
-        if not files[use].is_file():
-            raise DataError(f"'{files[use]}' is missing, but another list of '{domain}' is there: give both or none.")
-
-    def find(place: str, line: str) -> int | None:
-        for path in (line, line.rsplit(maxsplit=1)[0]):  # a path may have blanks
-            for spelt in (path, path.replace("\\", "/")):
-                if spelt in position:
-                    return position[spelt]
-        if classes is not None and class_of(line) not in classes:
-            return None
-        raise no_image(place, line, domain)
-
-    train, validation, test = positions_in(files, find)
-    return train, validation, test
-
-
-def read_kfold(
-    folders: Sequence[Path], domain: str, position: Mapping[str, int], labels: IntArray
-) -> tuple[IntArray, IntArray] | None:
-    """PACS's own lists, `<domain>_{train,crossval}_kfold.txt`: positions for training and cross-validation.
-
-    A line is a path and a label that counts from 1. `<domain>_test_kfold.txt` lists every image of the domain, for
-    testing on a domain that was left out; it needs no reading.
-    """
-    folder = next((folder for folder in folders if (folder / f"{domain}_train_kfold.txt").is_file()), None)
-    if folder is None:
-        return None
-    files = {use: folder / f"{domain}_{use}_kfold.txt" for use in ("train", "crossval")}
-    if not files["crossval"].is_file():
-        raise DataError(
-            f"'{files['crossval']}' is missing, but the train list of '{domain}' is there: give both or none."
-        )
-
-    def find(place: str, line: str) -> int:
-        path, _, label = line.rpartition(" ")
-        if path not in position:
-            raise no_image(place, line, domain)
-        own = labels[position[path]]
-        if not label.isdigit() or int(label) - 1 != own:
-            raise DataError(
-                f"{place} gives '{path}' the label {label}, but its folder is class {own + 1}: the labels of these "
-                "lists count the sorted class folders from 1."
-            )
-        return position[path]
-
-    train, crossval = positions_in(files, find)
-    return train, crossval
-
-
-def no_image(place: str, line: str, domain: str) -> DataError:
-    return DataError(
-        f"{place}, '{line}', is no image of the domain '{domain}': put the image there, or remove the line."
-    )
+    """The split that `folder/<domain>_{train,validation,test}.txt` give, if they are there."""
+    files = {use: folder / f"{domain}_{use}.txt" for use in USES}
+    found = read_split(files, domain, position, classes)
+    return None if found is None else (found[0], found[1], found[2])
 
 
 def class_of(line: str) -> str:

@@ -2,16 +2,14 @@
 
 import logging
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 
 from fedkeel.core.naming import file_name
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.formats.arrays import ENCODED, parquet_rows, write_encoded
-from fedkeel.data.formats.npz import Arrays, write_arrays
+from fedkeel.data.formats.arrays import Arrays
 from fedkeel.data.population import USES
 from fedkeel.errors import DataError
 
@@ -31,6 +29,18 @@ def write(dataset: Dataset, out: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise DataError(f"'{target}' cannot be written ({error}): give a path that can be.") from error
     return target
+
+
+def write_arrays(file: Path, arrays: Arrays) -> None:
+    """Under a temporary name and renamed, so that another process never sees half a file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_name(f".{file.name}.writing")
+    try:
+        with aside.open("wb") as stream:
+            np.savez(stream, **arrays)  # type: ignore[arg-type]  # a keyword could be `allow_pickle`, says mypy
+        os.replace(aside, file)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def free_place(out: str | os.PathLike[str]) -> Path:
@@ -79,36 +89,3 @@ def write_tree(dataset: Dataset, target: Path) -> None:
                 Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture).save(target / path)
                 lines.append(path)
             (target / "splits" / f"{domain}_{use}.txt").write_text("".join(f"{line}\n" for line in lines), "utf-8")
-
-
-def write_encoded_copy(root: Path, out: str | os.PathLike[str], size: int | None = None) -> Path:
-    """A data set's own folder to take along: images as they are stored, or no larger than `size` on their shorter side;
-    parquet as files that need no pyarrow. Whatever reads the one reads the other."""
-    target = free_place(out)
-    try:
-        for path in sorted(path for path in root.rglob("*") if path.is_file()):
-            place = target / path.relative_to(root)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".parquet":
-                write_encoded(place.with_name(place.stem + ENCODED), parquet_rows(path))
-            elif size is None or not shrink(path, place, size):
-                shutil.copyfile(path, place)
-    except OSError as error:
-        raise DataError(f"'{target}' cannot be written ({error}): give a path that can be.") from error
-    return target
-
-
-def shrink(path: Path, place: Path, size: int) -> bool:
-    """Write an image with a shorter side of `size` pixels; false if it is none, or not larger, or cannot be decoded."""
-    try:
-        with Image.open(path) as opened:
-            share = size / min(opened.size)
-            if share >= 1:
-                return False
-            image = ImageOps.exif_transpose(opened)  # what says which side is up is not written
-            width, height = (max(1, round(side * share)) for side in image.size)
-            smaller = image.resize((width, height), Image.Resampling.LANCZOS)
-    except (UnidentifiedImageError, OSError):  # no image, or a broken one: as it is, for whoever reads it to tell of
-        return False
-    smaller.save(place, opened.format, quality=90)
-    return True

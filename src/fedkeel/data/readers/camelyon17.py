@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fedkeel import seeds
-from fedkeel.data.dataset import Domain, Findings, Manifest, image_files
+from fedkeel.data.dataset import Domain, Manifest, image_files
 from fedkeel.data.formats.lists import read_table
 from fedkeel.data.partition import in_proportion
 from fedkeel.data.reader import FEDBN, Fraction, Reader, published
@@ -58,44 +58,36 @@ class Camelyon17(Reader):
     def pixels(self) -> int:
         return self.size or (256 if self.subset else 96)
 
-    def scan(self, root: Path, findings: Findings) -> Manifest:
+    def scan(self, root: Path) -> Manifest:
         table = root / "metadata.csv"
         if not table.is_file():
-            findings.missing(f"'{table}' is missing: camelyon17 needs metadata.csv and the folder patches.")
-            return Manifest(self.name, root, self.class_names)
+            raise DataError(f"'{table}' is missing: camelyon17 needs metadata.csv and the folder patches.")
         rows: dict[str, list[tuple[Path, int]]] = {hospital: [] for hospital in HOSPITALS}
-        with findings.part():
-            for line, row in enumerate(read_table(table, COLUMNS), start=2):
-                centre, tumour = row["center"], row["tumor"]
-                if centre not in ("0", "1", "2", "3", "4") or tumour not in ("0", "1"):
-                    raise DataError(
-                        f"Line {line} of '{table}' has the center '{centre}' and the tumor '{tumour}', but 0 to 4 and "
-                        "0 or 1 are expected."
-                    )
-                rows[HOSPITALS[int(centre)]].append((patch(root, row), int(tumour)))
-        domains = {}
-        for hospital, listed in rows.items():
-            if listed:
-                domains[hospital] = self.domain(hospital, listed, findings)
-            else:
-                findings.missing(f"The hospital {hospital} has no patch in '{table}': get the complete file.")
+        for line, row in enumerate(read_table(table, COLUMNS), start=2):
+            centre, tumour = row["center"], row["tumor"]
+            if centre not in ("0", "1", "2", "3", "4") or tumour not in ("0", "1"):
+                raise DataError(
+                    f"Line {line} of '{table}' has the center '{centre}' and the tumor '{tumour}', but 0 to 4 and "
+                    "0 or 1 are expected."
+                )
+            rows[HOSPITALS[int(centre)]].append((patch(root, row), int(tumour)))
+        domains = {hospital: self.domain(hospital, listed) for hospital, listed in rows.items()}
         return Manifest(self.name, root, self.class_names, domains)
 
-    def domain(self, hospital: str, listed: list[tuple[Path, int]], findings: Findings) -> Domain:
+    def domain(self, hospital: str, listed: list[tuple[Path, int]]) -> Domain:
         """The `share` is drawn before any patch is looked for: there are 455,954 of them."""
         share = 0.03 if self.subset and self.share == 1 else self.share
         if share < 1:
             generator = seeds.numpy_generator(self.split_seed, "share", hospital)
             labels = np.array([tumour for _, tumour in listed], np.int64)
             listed = [listed[i] for i in in_proportion(labels, math.ceil(len(labels) * share - 1e-9), generator)]
-        there = [(file, tumour) for file, tumour in listed if file.is_file()]
-        if len(there) < len(listed):
-            first = next(file for file, _ in listed if not file.is_file())
-            findings.missing(
-                f"{len(listed) - len(there)} of {len(listed)} patches of {hospital} are missing, '{first}' among them: "
-                "unpack all of the archive."
+        lost = [file for file, _ in listed if not file.is_file()]
+        if lost or not listed:
+            named = f", '{lost[0]}' among them" if lost else ""
+            raise DataError(
+                f"{len(lost)} of {len(listed)} patches of {hospital} are missing{named}: unpack all of the archive."
             )
-        return Domain([image_files([file for file, _ in there], [tumour for _, tumour in there])])
+        return Domain([image_files([file for file, _ in listed], [tumour for _, tumour in listed])])
 
 
 def patch(folder: Path, row: dict[str, str]) -> Path:

@@ -3,13 +3,14 @@
 The version for Python is pickled. Pickles can run any code when they are read, so they are not.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from fedkeel.data.dataset import Domain, Findings, Images, Manifest, split_domain
+from fedkeel.data.dataset import Images, Manifest, split_domain
 from fedkeel.data.formats.arrays import cifar_images, parquet_domain
-from fedkeel.data.formats.folders import class_images, step_into
+from fedkeel.data.formats.folders import class_images
 from fedkeel.data.reader import Reader, published
 from fedkeel.errors import DataError
 from fedkeel.options import Count
@@ -33,46 +34,31 @@ class CIFAR(Reader):
     home = "https://www.cs.toronto.edu/~kriz/cifar.html"
     licence = "none stated"
     transforms = ("crop(padding=4)+flip+normalise(like=cifar10)", "normalise(like=cifar10)")
-    binary: ClassVar[str]  # the folder of the authors' binary version, and its files
-    files: ClassVar[dict[str, list[str]]]
-    pickled: ClassVar[str]
+    files: ClassVar[tuple[list[str], list[str]]]  # of the binary version, to train and to test on
     label_bytes: ClassVar[int]
 
     size: Count = 32
 
-    def scan(self, root: Path, findings: Findings) -> Manifest:
-        domains: dict[str, Domain] = {}
-        with findings.part():
-            domains[self.name] = self.domain(root, findings)
-        return Manifest(self.name, root, self.class_names, domains)
+    def scan(self, root: Path) -> Manifest:
+        return Manifest(self.name, root, self.class_names, {self.name: split_domain(*self.images(root))})
 
-    def domain(self, root: Path, findings: Findings) -> Domain:
-        """In the first form that is there: parquet, the binary files, trees."""
-        name, binary, pickled = self.name, step_into(root, self.binary), step_into(root, self.pickled)
-        if parquet := parquet_domain(name, root, len(self.class_names)):
-            return split_domain(*parquet)
-        if any((binary / file).is_file() for part in self.files.values() for file in part):
-            parts: dict[str, list[Images]] = {"train": [], "test": []}
-            for use, wanted in self.files.items():
-                for file in wanted:
-                    if (binary / file).is_file():
-                        parts[use].append(cifar_images(name, binary / file, self.label_bytes, len(self.class_names)))
-                    else:
-                        findings.missing(f"'{binary / file}' is missing: put it beside the other files of {name}.")
-            return split_domain(**parts)
-        lost = [root / use for use in ("train", "test") if not (root / use).is_dir()]
-        if not lost:
-            return split_domain(
-                *([class_images(name, root / use, self.class_names, findings)] for use in ("train", "test"))
-            )
-        if len(lost) == 1:
-            raise DataError(f"'{lost[0]}' is missing: {name} has the folders train/<class>/ and test/<class>/.")
-        if any((pickled / file).is_file() for file in ("data_batch_1", "test_batch", "train", "test")):
+    def images(self, root: Path) -> Sequence[Sequence[Images]]:
+        """To train and to test on, in the first form that is there: parquet, the binary files, trees."""
+        name, classes = self.name, self.class_names
+        if parquet := parquet_domain(name, root, len(classes)):
+            return parquet
+        files = {file: (root / file).is_file() for part in self.files for file in part}
+        if any(files.values()):
+            for file, there in files.items():
+                if not there:
+                    raise DataError(f"'{root / file}' is missing: put it beside the other files of {name}.")
+            return [[cifar_images(root / file, self.label_bytes, len(classes)) for file in part] for part in self.files]
+        if not (root / "train").is_dir() or not (root / "test").is_dir():
             raise DataError(
-                f"'{pickled}' is the pickled version of {name}, which is not read because pickles can run any code: "
-                "get the binary version from the same page."
+                f"There is no {name} in '{root}': 'fedkeel data list {name}' shows how its folder must look; of the "
+                "binary version, since pickles are not read."
             )
-        raise DataError(f"There is no {name} in '{root}': 'fedkeel data list {name}' shows how its folder must look.")
+        return [[class_images(name, root / use, classes)] for use in ("train", "test")]
 
 
 @published
@@ -92,8 +78,9 @@ class CIFAR10(CIFAR):
     folders = ("cifar10", "cifar-10-batches-bin", "CIFAR10", "cifar-10", "cifar-10-batches-py")
     class_names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
     sizes = {"cifar10": {"train": 50000, "test": 10000}}
-    binary, pickled, label_bytes = "cifar-10-batches-bin", "cifar-10-batches-py", 1
-    files = {"train": [f"data_batch_{number}.bin" for number in range(1, 6)], "test": ["test_batch.bin"]}
+    inside = ("cifar-10-batches-bin",)
+    label_bytes = 1
+    files = ([f"data_batch_{number}.bin" for number in range(1, 6)], ["test_batch.bin"])
 
 
 @published
@@ -113,5 +100,6 @@ class CIFAR100(CIFAR):
     folders = ("cifar100", "cifar-100-binary", "CIFAR100", "cifar-100", "cifar-100-python")
     class_names = tuple(HUNDRED.split())
     sizes = {"cifar100": {"train": 50000, "test": 10000}}
-    binary, pickled, label_bytes = "cifar-100-binary", "cifar-100-python", 2
-    files = {"train": ["train.bin"], "test": ["test.bin"]}
+    inside = ("cifar-100-binary",)
+    label_bytes = 2
+    files = (["train.bin"], ["test.bin"])

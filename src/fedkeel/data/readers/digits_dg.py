@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedkeel.data.dataset import Findings, Manifest, split_domain
-from fedkeel.data.formats.folders import visible_folders
+from fedkeel.data.dataset import Manifest, split_domain
+from fedkeel.data.formats.folders import tell_strange_folders
 from fedkeel.data.reader import Reader, published
 from fedkeel.data.readers.digits_five import DIGITS, tree
+from fedkeel.errors import DataError
 from fedkeel.options import Count
 
 DOMAINS = ("mnist", "mnist_m", "svhn", "syn")
@@ -29,16 +30,12 @@ class DigitsDG(Reader):
 
     size: Count = 32
 
-    def scan(self, root: Path, findings: Findings) -> Manifest:
+    def scan(self, root: Path) -> Manifest:
+        tell_strange_folders(root, DOMAINS, "domain of digits-dg")
         domains = {}
         for domain in DOMAINS:
-            found = tree(self.name, root / domain, findings)
+            found = tree(self.name, root / domain)
             if not found:
-                lacking = " and ".join(use for use in ("train", "val") if not (root / domain / use).is_dir())
-                findings.missing(f"'{root / domain}' lacks {lacking}: digits-dg has train and val for every domain.")
-            else:
-                domains[domain] = split_domain(*found)
-        for folder in visible_folders(root):
-            if folder.name not in DOMAINS:
-                findings.extra(f"The folder '{folder}' is no domain of digits-dg and is not used.")
+                raise DataError(f"'{root / domain}' lacks train or val: digits-dg has both for every domain.")
+            domains[domain] = split_domain(*found)
         return Manifest(self.name, root, self.class_names, domains)

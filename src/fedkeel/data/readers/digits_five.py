@@ -3,29 +3,31 @@
 FedBN and FedWon use all five, FedCoda four of them.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from fedkeel.data.dataset import Domain, Findings, Images, Manifest, Parts, image_files, split_domain
+from fedkeel.data.dataset import Domain, Images, Manifest, Parts, image_files, split_domain
 from fedkeel.data.formats.arrays import (
     first_file,
     idx_images,
     libsvm_images,
     mat_images,
-    npz_images,
     parquet_domain,
     parquet_files,
 )
-from fedkeel.data.formats.folders import class_images, images_in, visible_folders
+from fedkeel.data.formats.folders import class_images, images_in, tell_strange_folders, visible_folders
 from fedkeel.data.formats.lists import read_lines
 from fedkeel.data.reader import Reader, published
 from fedkeel.data.splits import merged, same_per_class
 from fedkeel.errors import DataError, unknown
 from fedkeel.options import Count
 from fedkeel.spec import names
+
+log = logging.getLogger("fedkeel")
 
 DIGITS = tuple("0123456789")
 
@@ -39,7 +41,6 @@ class DigitFiles:
     train: Sequence[tuple[str, ...]] = ()
     test: Sequence[tuple[str, ...]] = ()
     read: Callable[..., Images] = mat_images
-    lacking: str = ": {domain} needs a training and a test file."
 
 
 ORIGINS = {
@@ -49,7 +50,6 @@ ORIGINS = {
         [(f"train-{kind}-ubyte", f"train-{kind.replace('-', '.')}-ubyte") for kind in ("images-idx3", "labels-idx1")],
         [(f"t10k-{kind}-ubyte", f"t10k-{kind.replace('-', '.')}-ubyte") for kind in ("images-idx3", "labels-idx1")],
         idx_images,
-        ", with or without .gz: put it beside the other three.",
     ),
     "mnistm": DigitFiles(
         ("mnistm", "mnist_m", "mnist-m", "MNIST-M", "MNIST_M"),
@@ -73,10 +73,8 @@ ORIGINS = {
         [("usps.bz2", "usps")],
         [("usps.t.bz2", "usps.t")],
         libsvm_images,
-        ": usps needs usps.bz2 and usps.t.bz2.",
     ),
 }
-NOT_READ = {".pkl": "pickles", ".pt": "pickles", ".pth": "pickles", ".h5": "HDF5 files", ".hdf5": "HDF5 files"}
 
 
 @published
@@ -100,7 +98,7 @@ class DigitsFive(Reader):
         "digits/svhn/{train,test}_32x32.mat\n"
         "digits/synth/synth_{train,test}_32x32.mat\n"
         "digits/usps/usps.bz2 and usps.t.bz2\n"
-        "or for any of them <domain>/{train,test}.parquet, <domain>/{train,test}/<digit>/*.png, or <domain>.npz"
+        "or for any of them <domain>/{train,test}.parquet, or <domain>/{train,test}/<digit>/*.png"
     )
     folders = ("digits-five", "digits_five", "digits", "DigitsFive")
     class_names = DIGITS
@@ -130,44 +128,37 @@ class DigitsFive(Reader):
         without = ("usps",) if self.subset == "fedcoda" else ()
         return super().split({name: domains[name] for name in wanted if name not in without})
 
-    def scan(self, root: Path, findings: Findings) -> Manifest:
+    def scan(self, root: Path) -> Manifest:
         domains: dict[str, Domain] = {}
         for domain, origin in ORIGINS.items():
             present = [root / folder for folder in origin.folders if (root / folder).is_dir()]
-            if not present and not (root / f"{domain}.npz").is_file():
-                findings.extra(f"The domain '{domain}' of digits-five is not in '{root}' and is left out.")
+            if not present:
+                log.warning("The domain '%s' of digits-five is not in '%s' and is left out.", domain, root)
                 continue
-            with findings.part():
-                domains[domain] = read_domain(domain, root, present, findings)
+            domains[domain] = read_domain(domain, present)
         used = {folder.partition("/")[0] for origin in ORIGINS.values() for folder in origin.folders}
-        for folder in visible_folders(root):
-            if folder.name in used:
-                continue
+        others = [folder for folder in visible_folders(root) if folder.name not in used]
+        for folder in others:
             if parquet_files(folder, "train"):
-                findings.extra(f"The domain '{folder.name}' is none of Digits-Five's, and is read under its own name.")
-                with findings.part():
-                    domains[folder.name] = split_domain(*parquet_domain("digits-five", folder, 10))
-            else:
-                findings.extra(f"The folder '{folder}' is no domain of digits-five and is not used.")
+                log.warning("The domain '%s' is none of Digits-Five's, and is read under its own name.", folder.name)
+                domains[folder.name] = split_domain(*parquet_domain("digits-five", folder, 10))
+        tell_strange_folders(root, [*used, *domains], "domain of digits-five")
         if not domains:
-            findings.missing(f"There is no domain of digits-five in '{root}': put each into a folder of its name.")
+            raise DataError(f"There is no domain of digits-five in '{root}': put each into a folder of its name.")
         return Manifest(self.name, root, DIGITS, dict(sorted(domains.items())))
 
 
-def read_domain(domain: str, root: Path, folders: Sequence[Path], findings: Findings) -> Domain:
-    """One domain, in the first form that is there: parquet, its authors' files, labelled images, a tree, npz."""
-    name = f"digits-five-{domain}"
+def read_domain(domain: str, folders: Sequence[Path]) -> Domain:
+    """One domain, in the first form that is there: parquet, its authors' files, labelled images, a tree."""
     for folder in folders:
-        found = parquet_domain(name, folder, 10) or authors_files(domain, folder)
-        found = found or labelled(domain, folder) or tree(name, folder, findings)
+        found = parquet_domain("digits-five", folder, 10) or authors_files(domain, folder)
+        found = found or labelled(domain, folder) or tree(f"digits-five-{domain}", folder)
         if found:
             return split_domain(*found)
-    for file in (root / f"{domain}.npz", *(folder / f"{domain}.npz" for folder in folders)):
-        if file.is_file():
-            return split_domain(*npz_images(name, file))
-    kinds = sorted({NOT_READ[file.suffix] for file in folders[0].iterdir() if file.suffix in NOT_READ})
-    refused = f"{' and '.join(kinds)} are not read; " if kinds else ""
-    raise DataError(f"There is no data of '{domain}' in '{folders[0]}': {refused}{ORIGINS[domain].wanted}")
+    raise DataError(
+        f"There is no data of '{domain}' in '{folders[0]}' (pickles and HDF5 files are not read): "
+        f"{ORIGINS[domain].wanted}"
+    )
 
 
 def authors_files(domain: str, folder: Path) -> list[list[Images]]:
@@ -178,11 +169,8 @@ def authors_files(domain: str, folder: Path) -> list[list[Images]]:
         return []
     for stems, file in found.items():
         if file is None:
-            raise DataError(f"'{folder / stems[0]}' is missing{origin.lacking.format(domain=domain)}")
-    return [
-        [origin.read(f"digits-five-{domain}-{use}", *(found[stems] for stems in files))]
-        for use, files in (("train", origin.train), ("test", origin.test))
-    ]
+            raise DataError(f"'{folder / stems[0]}' is missing: {origin.wanted}")
+    return [[origin.read(*(found[stems] for stems in files))] for files in (origin.train, origin.test)]
 
 
 def labelled(domain: str, folder: Path) -> list[list[Images]]:
@@ -193,7 +181,7 @@ def labelled(domain: str, folder: Path) -> list[list[Images]]:
     both = []
     for file in lists:
         if not file.is_file():
-            raise DataError(f"'{file}' is missing: mnistm needs a file of labels for training and one for testing.")
+            raise DataError(f"'{file}' is missing: {ORIGINS[domain].wanted}")
         pictures = folder / file.name.removesuffix("_labels.txt")
         there = {image.name: image for image in images_in(pictures)}
         files, labels = [], []
@@ -210,12 +198,10 @@ def labelled(domain: str, folder: Path) -> list[list[Images]]:
     return both
 
 
-def tree(name: str, folder: Path, findings: Findings) -> list[list[Images]]:
+def tree(name: str, folder: Path) -> list[list[Images]]:
     """`train/<digit>/*.png`, and `test/<digit>/` or `val/<digit>/`, as Digits-DG calls it."""
     tested = next((folder / use for use in ("test", "val") if (folder / use).is_dir()), None)
     if tested is None or not (folder / "train").is_dir():
         return []
-    for child in visible_folders(folder):
-        if child.name not in ("train", tested.name):
-            findings.extra(f"The folder '{child}' is no part of {name} and is not used.")
-    return [[class_images(name, place, DIGITS, findings)] for place in (folder / "train", tested)]
+    tell_strange_folders(folder, ("train", tested.name), f"part of {name}")
+    return [[class_images(name, place, DIGITS)] for place in (folder / "train", tested)]

@@ -19,9 +19,9 @@ import torch
 
 from fedkeel import seeds
 from fedkeel.data.dataset import Dataset, indices
-from fedkeel.data.formats.cache import Bytes
 from fedkeel.data.population import IntArray, Split
 from fedkeel.data.reader import DATASETS
+from fedkeel.data.store import Bytes
 from fedkeel.errors import DataError
 
 SIDE = 32

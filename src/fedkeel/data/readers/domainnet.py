@@ -12,7 +12,6 @@ from typing import Literal
 from fedkeel.data.dataset import Domain, Parts
 from fedkeel.data.formats.folders import images_in, visible_folders
 from fedkeel.data.formats.lists import class_of, read_lines, read_lists
-from fedkeel.data.population import IntArray
 from fedkeel.data.reader import FEDBN, Sizes, TreeReader, published
 from fedkeel.data.splits import by_shares, equal_shares
 from fedkeel.errors import DataError, nearest
@@ -98,10 +97,10 @@ class DomainNet(TreeReader):
                 )
         return names(self.classes)
 
-    def lists(self, root: Path, domain: str, position: Mapping[str, int], labels: IntArray) -> Parts | None:
+    def lists(self, root: Path, domain: str, position: Mapping[str, int]) -> Parts | None:
         # The authors' lists lie beside the domains or in splits/, and name all 345 classes.
-        place = "splits" if (root / "splits" / f"{domain}_train.txt").is_file() else "."
-        return read_lists(root, domain, position, folder=place, classes={class_of(path) for path in position})
+        place = root / "splits" if (root / "splits" / f"{domain}_train.txt").is_file() else root
+        return read_lists(place, domain, position, classes={class_of(path) for path in position})
 
     def split(self, domains: Mapping[str, Domain]) -> dict[str, Parts]:
         if self.subset in self.listed_subsets:

@@ -4,6 +4,7 @@ Where `root/splits/<domain>_train.txt` and `<domain>_test.txt` exist, they say w
 each class of each domain is split at random by `split_seed`.
 """
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,17 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedkeel.data.dataset import Domain, Findings, Manifest
-from fedkeel.data.formats.folders import (
-    Unread,
-    images_in,
-    in_class_folders,
-    kind,
-    sorted_out,
-    tell_unread,
-    unread,
-    visible_folders,
-)
+from fedkeel.data.dataset import Domain, Manifest
+from fedkeel.data.formats.folders import images_in, in_class_folders, misplaced, tell_unread, visible_folders
 from fedkeel.data.formats.lists import read_lists
 from fedkeel.data.population import USES
 from fedkeel.data.reader import DATASETS, Fraction, Reader, find_root
@@ -30,6 +22,8 @@ from fedkeel.data.splits import tell_shared_groups
 from fedkeel.errors import DataError, nearest, quoted
 from fedkeel.options import Count
 from fedkeel.spec import names
+
+log = logging.getLogger("fedkeel")
 
 PARTS = ("train", "training", "val", "valid", "validation", "test", "testing")
 LAYOUT = "root/<domain>/<class>/*.png (or jpg, jpeg, bmp, webp, tif, gif, dcm)"
@@ -65,28 +59,28 @@ class Folder(Reader):
             raise DataError(f"'{root}' is not a folder: the layout must be {LAYOUT}.")
         return root
 
-    def scan(self, root: Path, findings: Findings) -> Manifest:
+    def scan(self, root: Path) -> Manifest:
         domains = [path for path in visible_folders(root) if path.name != "splits"]
         refuse_other_layouts(root, domains)
         folders = sorted({folder.name for domain in domains for folder in visible_folders(domain)})
         classes = tuple(folders) if self.classes is None else tuple(names(self.classes))
-        warn_of_near_names(folders, findings)
+        warn_of_near_names(folders)
         for label in folders:
             if label not in classes:
                 raise DataError(f"The class folder '{label}' of 'folder' is not in classes: {nearest(label, classes)}")
-        warn_of_strange_lists(root, [domain.name for domain in domains], findings)
-        tell_unread(findings, str(root), loose(root))
-        listed = {domain.name: scan_domain(domain, classes, findings, self.group) for domain in domains}
+        warn_of_strange_lists(root, [domain.name for domain in domains])
+        tell_unread(str(root), misplaced(root, below=False))
+        listed = {domain.name: scan_domain(domain, classes, self.group) for domain in domains}
         if not listed:
             raise DataError(f"There are no images in '{root}': the layout must be {LAYOUT}.")
         without = [name for name, domain in listed.items() if domain.official is None]
         if 0 < len(without) < len(listed):
-            findings.extra(
-                f"Some domains of '{root}' have lists in splits/, but not {' and '.join(without)}: those are split at "
-                "random."
+            log.warning(
+                "Some domains of '%s' have lists in splits/, but not %s: those are split at random.",
+                *(root, " and ".join(without)),
             )
-        tell_empty(findings, classes, dict(zip(domains, listed.values(), strict=True)))
-        tell_shared_groups(listed, findings)
+        tell_empty(classes, dict(zip(domains, listed.values(), strict=True)))
+        tell_shared_groups(listed)
         return Manifest(self.name, root, classes, listed)
 
 
@@ -105,21 +99,21 @@ def refuse_other_layouts(root: Path, domains: Sequence[Path]) -> None:
         )
 
 
-def warn_of_near_names(folders: Sequence[str], findings: Findings) -> None:
+def warn_of_near_names(folders: Sequence[str]) -> None:
     """Dog in one domain and dog in another are two classes, which is hardly ever meant."""
     seen: dict[str, str] = {}
     for folder in folders:
         other = seen.setdefault(folder.casefold(), folder)
         if other != folder:
-            findings.extra(f"The class folders '{other}' and '{folder}' count as two classes: give them one name.")
+            log.warning("The class folders '%s' and '%s' count as two classes: give them one name.", other, folder)
 
 
-def warn_of_strange_lists(root: Path, domains: Sequence[str], findings: Findings) -> None:
+def warn_of_strange_lists(root: Path, domains: Sequence[str]) -> None:
     """A list with a misspelt name would leave its domain to be split at random."""
     own = {f"{domain}_{part}.txt" for domain in domains for part in USES}
     for file in sorted((root / "splits").glob("*.txt")):
         if file.stem.endswith(tuple(f"_{part}" for part in USES)) and file.name not in own:
-            findings.extra(f"The list '{file}' is of no domain and is not used: {nearest(file.name, own)}")
+            log.warning("The list '%s' is of no domain and is not used: %s", file, nearest(file.name, own))
 
 
 def group_pattern(text: str) -> re.Pattern[str]:
@@ -150,13 +144,7 @@ def groups_of(files: Sequence[Path], pattern: str) -> npt.NDArray[np.str_]:
     return np.array(found, np.str_)
 
 
-def loose(folder: Path) -> Unread:
-    """What lies right in a folder whose images should be in folders of their own, images among it."""
-    images, others = sorted_out(folder, below=False)
-    return others | {image: kind(image, misplaced=True) for image in images}
-
-
-def tell_empty(findings: Findings, classes: Sequence[str], domains: Mapping[Path, Domain]) -> None:
+def tell_empty(classes: Sequence[str], domains: Mapping[Path, Domain]) -> None:
     empty = [
         str(folder)
         for path, domain in domains.items()
@@ -165,20 +153,19 @@ def tell_empty(findings: Findings, classes: Sequence[str], domains: Mapping[Path
         if classes.index(folder.name) not in there
     ]
     if empty:
-        findings.extra(f"Class folders without images: {quoted(empty)}; their domains have none of these classes.")
+        log.warning("Class folders without images: %s; their domains have none of these classes.", quoted(empty))
 
 
-def scan_domain(domain: Path, classes: Sequence[str], findings: Findings, group: str | None = None) -> Domain:
+def scan_domain(domain: Path, classes: Sequence[str], group: str | None = None) -> Domain:
     """The images of the class folders in `domain`, with the lists beside it where there are some."""
     images, left = in_class_folders(domain, classes)
-    left |= loose(domain)
+    told = tell_unread(domain.name, left | misplaced(domain, below=False))
     if not images.files:
-        why = f" ({unread(domain.name, left).rstrip('.')})" if left else ""
+        why = f" ({told.rstrip('.')})" if told else ""
         raise DataError(f"The domain '{domain}' of 'folder' has no images{why}: the layout must be {LAYOUT}.")
-    tell_unread(findings, domain.name, left)
     position = {file.relative_to(domain.parent).as_posix(): number for number, file in enumerate(images.files)}
-    lists = read_lists(domain.parent, domain.name, position)
+    lists = read_lists(domain.parent / "splits", domain.name, position)
     unlisted = len(images.files) - sum(map(len, lists)) if lists else 0
     if unlisted:
-        findings.extra(f"{unlisted:,} images of '{domain.name}' are in none of its lists and are not used.")
+        log.warning("%s images of '%s' are in none of its lists and are not used.", f"{unlisted:,}", domain.name)
     return Domain([images], lists, groups_of(images.files, group) if group else None)

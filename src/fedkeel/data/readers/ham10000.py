@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeel.data.dataset import Domain, Findings, Manifest, Parts, image_files
+from fedkeel.data.dataset import Domain, Manifest, Parts, image_files
 from fedkeel.data.formats.folders import images_in, visible_folders
 from fedkeel.data.formats.lists import read_table
 from fedkeel.data.reader import Fraction, Reader, published
@@ -60,35 +60,33 @@ class HAM10000(Reader):
             cuts[name] = (train, held, tested)
         return cuts
 
-    def scan(self, root: Path, findings: Findings) -> Manifest:
-        domains: dict[str, Domain] = {}
+    def scan(self, root: Path) -> Manifest:
         table = next((root / name for name in TABLES if (root / name).is_file()), None)
         if table is None:
-            findings.missing(
+            raise DataError(
                 f"'{root / TABLES[0]}' is missing, with or without .csv: ham10000 needs the authors' table."
             )
-            return Manifest(self.name, root, self.class_names)
         there = {file.stem: file for folder in (root, *visible_folders(root)) for file in images_in(folder)}
-        with findings.part():
-            rows = read_table(table, ("lesion_id", "image_id", "dx", "dataset"))
-            lost = [row["image_id"] for row in rows if row["image_id"] not in there]
-            if lost:
-                findings.missing(
-                    f"{len(lost)} of the {len(rows)} images in '{table}' are missing, '{lost[0]}' among them: "
-                    f"put their folder right into '{root}'."
-                )
-            for line, row in enumerate(rows, start=2):
-                for column, what, known in (("dataset", "dataset", self.sizes), ("dx", "diagnosis", self.class_names)):
-                    if row[column] not in known:
-                        given = f"Line {line} of '{table}' has the {what} '{row[column]}'"
-                        raise DataError(f"{given}: {nearest(row[column], known)}")
-            for domain in self.sizes:
-                own = [row for row in rows if row["dataset"] == domain and row["image_id"] in there]
-                if not own:
-                    findings.missing(f"The domain '{domain}' has no image in '{table}': get the complete data set.")
-                    continue
-                _, lesions = np.unique([row["lesion_id"] for row in own], return_inverse=True)
-                labels = [self.class_names.index(row["dx"]) for row in own]
-                images = image_files([there[row["image_id"]] for row in own], labels)
-                domains[domain] = Domain([images], groups=lesions.astype(np.int64) if self.by_lesion else None)
+        rows = read_table(table, ("lesion_id", "image_id", "dx", "dataset"))
+        for line, row in enumerate(rows, start=2):
+            for column, what, known in (("dataset", "dataset", self.sizes), ("dx", "diagnosis", self.class_names)):
+                if row[column] not in known:
+                    given = f"Line {line} of '{table}' has the {what} '{row[column]}'"
+                    raise DataError(f"{given}: {nearest(row[column], known)}")
+        lost = [row["image_id"] for row in rows if row["image_id"] not in there]
+        if lost:
+            raise DataError(
+                f"{len(lost)} of the {len(rows)} images in '{table}' are missing, '{lost[0]}' among them: put their "
+                f"folder right into '{root}'."
+            )
+        domains: dict[str, Domain] = {}
+        for domain in self.sizes:
+            own = [row for row in rows if row["dataset"] == domain]
+            if not own:
+                raise DataError(f"The domain '{domain}' has no image in '{table}': get the complete data set.")
+            _, lesions = np.unique([row["lesion_id"] for row in own], return_inverse=True)
+            images = image_files(
+                [there[row["image_id"]] for row in own], [self.class_names.index(row["dx"]) for row in own]
+            )
+            domains[domain] = Domain([images], groups=lesions.astype(np.int64) if self.by_lesion else None)
         return Manifest(self.name, root, self.class_names, domains)

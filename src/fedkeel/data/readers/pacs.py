@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedkeel.data.dataset import Parts
-from fedkeel.data.formats.lists import read_kfold, read_lists
-from fedkeel.data.population import IntArray
+from fedkeel.data.formats.lists import read_split
 from fedkeel.data.reader import FEDBN, TreeReader, published
 from fedkeel.data.splits import NOTHING, by_shares, equal_shares
 from fedkeel.options import Count
@@ -60,13 +59,14 @@ class PACS(TreeReader):
     subset: Literal["greg", "fedcoda"] | None = None
     crossval: Literal["validation", "test", "unused"] = "validation"
 
-    def lists(self, root: Path, domain: str, position: Mapping[str, int], labels: IntArray) -> Parts | None:
+    def lists(self, root: Path, domain: str, position: Mapping[str, int]) -> Parts | None:
         above = root.parent if root.name in self.inside else root
         places = (root, above, above / "splits", above / LISTS)
-        kfold = None if self.crossval == "unused" else read_kfold(places, domain, position, labels)
-        if kfold is None:
-            return read_lists(root, domain, position)
-        train, crossval = kfold
+        place = next((place for place in places if (place / f"{domain}_train_kfold.txt").is_file()), None)
+        if place is None or self.crossval == "unused":
+            return super().lists(root, domain, position)
+        files = {use: place / f"{domain}_{use}_kfold.txt" for use in ("train", "crossval")}
+        train, crossval = read_split(files, domain, position) or (NOTHING, NOTHING)
         return (train, crossval, NOTHING) if self.crossval == "validation" else (train, NOTHING, crossval)
 
     def pixels(self) -> int:

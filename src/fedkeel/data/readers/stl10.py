@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedkeel.data.dataset import Findings, Images, Manifest, split_domain
+from fedkeel.data.dataset import Manifest, split_domain
 from fedkeel.data.formats.arrays import stl_images
 from fedkeel.data.reader import Reader, published
+from fedkeel.errors import DataError
 from fedkeel.options import Count
 
 
@@ -31,16 +32,10 @@ class STL10(Reader):
 
     size: Count = 96
 
-    def scan(self, root: Path, findings: Findings) -> Manifest:
-        parts: dict[str, list[Images]] = {"train": [], "test": []}
-        for use, part in parts.items():
-            files = [root / f"{use}_X.bin", root / f"{use}_y.bin"]
-            for file in files:
-                if not file.is_file():
-                    findings.missing(
-                        f"'{file}' is missing: stl10 needs train_X.bin, train_y.bin, test_X.bin, test_y.bin."
-                    )
-            if all(file.is_file() for file in files):
-                with findings.part():
-                    part.append(stl_images(f"stl10-{use}", *files))
-        return Manifest(self.name, root, self.class_names, {"stl10": split_domain(**parts)})
+    def scan(self, root: Path) -> Manifest:
+        files = {name: root / f"{name}.bin" for name in ("train_X", "train_y", "test_X", "test_y")}
+        for file in files.values():
+            if not file.is_file():
+                raise DataError(f"'{file}' is missing: stl10 needs {', '.join(f'{name}.bin' for name in files)}.")
+        train, test = (stl_images(files[f"{use}_X"], files[f"{use}_y"]) for use in ("train", "test"))
+        return Manifest(self.name, root, self.class_names, {"stl10": split_domain([train], [test])})

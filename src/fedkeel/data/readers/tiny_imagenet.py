@@ -6,10 +6,11 @@ The labels of its test images are not public: as everywhere, its validation imag
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedkeel.data.dataset import Findings, Images, Manifest, image_files, split_domain
+from fedkeel.data.dataset import Images, Manifest, image_files, split_domain
 from fedkeel.data.formats.folders import class_images, images_in, visible_folders
 from fedkeel.data.formats.lists import read_lines
 from fedkeel.data.reader import Reader, published
+from fedkeel.errors import DataError
 from fedkeel.options import Count
 
 
@@ -38,44 +39,33 @@ class TinyImageNet(Reader):
 
     size: Count = 64
 
-    def scan(self, root: Path, findings: Findings) -> Manifest:
+    def scan(self, root: Path) -> Manifest:
         train, listed = root / "train", root / "wnids.txt"
+        if not train.is_dir():
+            raise DataError(f"'{train}' is missing: tiny-imagenet has a folder train/<wnid>/images there.")
         names = " ".join(read_lines(listed).values()).split() if listed.is_file() else []
         classes = tuple(sorted(names) if names else [path.name for path in visible_folders(train)])
-        trained: list[Images] = []
-        tested: list[Images] = []
-        if train.is_dir():
-            trained.append(class_images(self.name, train, classes, findings, below="images"))
-        else:
-            findings.missing(f"'{train}' is missing: tiny-imagenet has a folder train/<wnid>/images there.")
-        with findings.part():
-            tested.append(annotated(root / "val", classes, findings))
-        return Manifest(self.name, root, classes, {self.name: split_domain(trained, tested)})
+        trained = class_images(self.name, train, classes, below="images")
+        domain = split_domain([trained], [annotated(root / "val", classes)])
+        return Manifest(self.name, root, classes, {self.name: domain})
 
 
-def annotated(folder: Path, classes: tuple[str, ...], findings: Findings) -> Images:
+def annotated(folder: Path, classes: tuple[str, ...]) -> Images:
     """`val/images/*.JPEG`, whose classes are in the lines `file wnid x y w h` of `val/val_annotations.txt`."""
     listed = folder / "val_annotations.txt"
-    files: list[Path] = []
-    labels: list[int] = []
     if not listed.is_file():
-        findings.missing(f"'{listed}' is missing: without it the validation images have no classes.")
-        return image_files(files, labels)
+        raise DataError(f"'{listed}' is missing: without it the validation images have no classes.")
     number = {wnid: label for label, wnid in enumerate(classes)}
     there = {file.name: file for file in images_in(folder / "images")}
-    lost: list[str] = []
+    files: list[Path] = []
+    labels: list[int] = []
     for place, line in read_lines(listed).items():
         image, wnid, *_ = [*line.split(), ""]
-        if wnid not in number:
-            findings.missing(f"{place}, '{line}', names no class of the training images: get the authors' file.")
-        elif image not in there:
-            lost.append(image)
-        else:
-            files.append(there[image])
-            labels.append(number[wnid])
-    if lost:
-        findings.missing(
-            f"{len(lost)} of the images in '{listed}' are missing from '{folder / 'images'}', '{lost[0]}' among them: "
-            "unpack all of the archive."
-        )
+        if wnid not in number or image not in there:
+            raise DataError(
+                f"{place}, '{line}', does not name an image of '{folder / 'images'}' and a class of the training "
+                "images: unpack all of the archive."
+            )
+        files.append(there[image])
+        labels.append(number[wnid])
     return image_files(files, labels)

@@ -10,13 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from fedkeel.data.dataset import Domain, Findings, Images, split_domain
+from fedkeel.data.dataset import Domain, split_domain
 from fedkeel.data.formats.folders import class_images
 from fedkeel.data.reader import FEDBN, TreeReader, published
 from fedkeel.data.splits import equal_shares
+from fedkeel.errors import DataError
 from fedkeel.options import Count
-
-USES = ("train", "crossval", "test")
 
 
 @published
@@ -50,16 +49,15 @@ class VLCS(TreeReader):
     size: Count = 256
     subset: Literal["greg"] | None = None
 
-    def scan_domain(self, folder: Path, domain: str, classes: Sequence[str], findings: Findings) -> Domain:
+    def scan_domain(self, folder: Path, domain: str, classes: Sequence[str]) -> Domain:
         if not any((folder.parent / name / "train").is_dir() for name in (*self.domains, *self.aliases)):
-            return super().scan_domain(folder, domain, classes, findings)
-        parts: dict[str, list[Images]] = {use: [] for use in USES}
-        for use, images in parts.items():
+            return super().scan_domain(folder, domain, classes)
+        parts = []
+        for use in ("train", "test", "crossval"):
             if not (folder / use).is_dir():
-                findings.missing(
-                    f"The folder '{folder / use}' of vlcs is missing: every domain needs {', '.join(USES)}."
+                raise DataError(
+                    f"The folder '{folder / use}' of vlcs is missing: every domain needs train, crossval, test."
                 )
-                continue
             # A class may be absent from the smallest part: only the training images must have all.
-            images.append(class_images("vlcs", folder / use, tuple("01234"), findings, needed=use == "train"))
-        return split_domain(parts["train"], parts["test"], parts["crossval"])
+            parts.append([class_images("vlcs", folder / use, tuple("01234"), needed=use == "train")])
+        return split_domain(*parts)
