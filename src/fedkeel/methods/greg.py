@@ -1,12 +1,11 @@
 """GReg: "Improving Batch Normalization in Federated Learning with Non-IID Features", Eqs. 5-6 and Algorithm 2.
 
-Clients train with the statistics of their batches, the global model is tested with global ones, and where images look
-different from client to client the two disagree. So each step runs the batch under both, and pulls the predictions
-together: q_b with batch statistics, q_g with the broadcast global ones S_t, gradients through both.
+Clients train with the statistics of their batches, the global model is tested with global ones, and on images that look
+different the two disagree. So each step pulls together q_b, predicted with batch statistics, and q_g, with global S.
 
     l_reg = 1/2 KL(q_b || q_g) + 1/2 KL(q_g || q_b)                                              (Eq. 5)
     L = l(q_b, y) + alpha l_reg                           from the second round on               (Eq. 6)
-    S_{t+1} = (1 - momentum) S_t + momentum sum_k N_k / N S^k                                    (Algorithm 2)
+    S <- (1 - momentum) S + momentum sum_k N_k / N S^k                                           (Algorithm 2)
 """
 
 from collections.abc import Callable, Sequence
@@ -40,11 +39,10 @@ class GReg(Method):
     lambda_: Annotated[Share, Only("mode", "mix")] = 0.5
     warm_start: WarmStart = "auto"  # take the first round's mean whole; "auto": unless weights are given
 
-    _pairings: Pairings = field(default_factory=Pairings, init=False)  # how each resident model runs both at once
+    _pairs: Pairings = field(default_factory=Pairings, init=False)  # how each resident model runs both at once
 
     def prepare(self, model: nn.Module) -> Callable[[], None]:
-        """Afterwards, on what batch norm the others have left."""
-        return lambda: add_shares(batch_norms(model)) if self.mode == "mix-learned" else None
+        return lambda: add_shares(batch_norms(model)) if self.mode == "mix-learned" else None  # of what is left
 
     def before_training(self, server: Server) -> None:
         server.need_global_statistics()
@@ -53,31 +51,30 @@ class GReg(Method):
     def start(self, client: LocalClient) -> None:
         client.scratch["norms"], client.scratch["acts"] = batch_norms(client.model), not warm_start.has_none(client)
         if client.scratch["acts"] and self.mode == "consistency":
-            some = client.data.passes(3, samples=3)
-            client.scratch["pairing"] = self._pairings.of(client.model, lambda: next(some).x)
+            client.scratch["pairing"] = self._pairs.of(client.model, lambda: next(client.data.passes(3, samples=3)).x)
 
     def forward(self, client: LocalClient, x: Tensor) -> Output:
         """q_b; q_g is for the loss. A single sample has no batch statistics to be consistent with."""
         if not client.scratch["acts"] or len(x) == 1:
             return super().forward(client, x)
-        norms, s_t = client.scratch["norms"], client.broadcast.statistics
+        norms, s = client.scratch["norms"], client.broadcast.statistics
         if self.mode != "consistency":
-            with mixed_statistics(norms, s_t, self.mode, self.lambda_):
+            with mixed_statistics(norms, s, self.mode, self.lambda_):
                 return super().forward(client, x)
         run = pairing.run if isinstance(pairing := client.scratch["pairing"], Pairing) else naive
-        q_b, q_g = run(client.model, norms, s_t, x)
+        q_b, q_g = run(client.model, norms, s, x)
         client.scratch["q_g"] = q_g.logits
         return q_b
 
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
         """Eq. 6 without its first term; Eq. 5 is `consistency_kl`."""
-        q_b, q_g = output.logits, client.scratch.pop("q_g", None)
-        return 0.0 if q_g is None else self.alpha * consistency_kl(q_b, q_g)
+        q_g = client.scratch.pop("q_g", None)
+        return 0.0 if q_g is None else self.alpha * consistency_kl(output.logits, q_g)
 
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         """Algorithm 2: the server's moving average of S^k."""
-        names = {name for layer in batch_norms(server.network) for name in moment_names(layer)}
-        old, new = ({name: s[name] for name in names & s.keys()} for s in (server.statistics, mean))
-        if warm_start.is_first(server) and warm_start.wanted(self.warm_start, server, old):
+        names = [name for layer in batch_norms(server.network) for name in moment_names(layer)]
+        new = {name: mean[name] for name in names if name in mean}
+        if warm_start.is_first(server) and warm_start.wanted(self.warm_start, server, server.statistics):
             return mean
-        return mean | moving_average(old, new, self.momentum)
+        return mean | moving_average(server.statistics, new, self.momentum)

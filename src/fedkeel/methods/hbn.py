@@ -2,8 +2,8 @@
 ICML 2025, Eqs. 7-11 and Algorithm 1.
 
 Statistics that are collected while the weights change fit neither the old weights nor the averaged ones. So they are
-collected before training, on the broadcast weights w_g, and pooled as groups of one population. Training mixes them with
-those of the batch, mu_b and v_b, in a share a = sigmoid(alpha) that each client learns for each channel and keeps:
+collected before training, on the broadcast weights w_g, and pooled as groups of one population. Training mixes them
+with mu_b and v_b of the batch, in a share a = sigmoid(alpha) that each client learns for each channel and keeps:
 
     mu_k, v_k = S(w_g; D_k)                                                           (Eq. 7)
     mu_g = sum_k N_k / N mu_k,   v_g = sum_k N_k (v_k + (mu_k - mu_g)^2) / (N - 1)    (Eq. 8)
