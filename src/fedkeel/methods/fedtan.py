@@ -32,8 +32,7 @@ class FedTAN(Method):
         layers, known = list(batch_norms(server.network)), Tensors()
         forth = [f"{moment} {layer}" for layer in layers for moment in ("mean", "var")]
         for question in [*forth, *(f"derivatives {layer}" for layer in reversed(layers))]:
-            answers = server.ask(server.participants, question, known).values()
-            if not answers:
+            if not (answers := server.ask(server.participants, question, known).values()):
                 raise MethodError(f"No client answered '{question}' of 'fedtan', which cannot go on without.")
             known |= weighted_mean([answer.tensors for answer in answers], [server.share(a) for a in answers])
         server.extras = known
