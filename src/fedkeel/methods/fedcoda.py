@@ -57,9 +57,9 @@ class FedCoda(Method):
     # of the norms: the text's, or Algorithm 1's, lines 18-23
     history_from: Annotated[Literal["start", "calibration"], ADAPTIVE, CALIBRATED] = "start"
 
-    def calibrates(self, party: LocalClient | Server) -> bool:
+    def calibrates(self, round: int, rounds: int) -> bool:
         """Algorithm 1, line 8: t >= T/2."""
-        return self.calibrate_bn and party.round >= ceil(party.rounds * self.calibrate_from - 1e-9)  # 0.07 * 100 > 7
+        return self.calibrate_bn and round >= ceil(rounds * self.calibrate_from - 1e-9)  # 0.07 * 100 is above 7
 
     def prepare(self, model: nn.Module) -> None:
         if self.calibrate_bn:
@@ -74,7 +74,7 @@ class FedCoda(Method):
                         "more, or write 'fedcoda(aggregation=mean)'.", clients, width)  # fmt: skip
 
     def start(self, client: LocalClient) -> None:
-        calibrates = client.scratch["calibrates"] = self.calibrates(client)
+        calibrates = client.scratch["calibrates"] = self.calibrates(client.round, client.rounds)
         client.scratch["frozen"] = batch_norms(client.model) if calibrates else {}
         if self._has_history(client):
             trained = [parameter for parameter in client.model.parameters() if parameter.requires_grad]
@@ -132,4 +132,4 @@ class FedCoda(Method):
 
     def _has_history(self, party: LocalClient | Server) -> bool:
         clips = self.calibrate_bn and self.clip == "adaptive"
-        return clips and (self.history_from == "start" or self.calibrates(party))
+        return clips and (self.history_from == "start" or self.calibrates(party.round, party.rounds))

@@ -55,8 +55,9 @@ class FPL(ClusterPrototypes):
         points, classes = client.extras["prototypes"], client.extras["classes"]
         contrast = prototype_contrast(output.features, batch.y, points, classes, self.temperature)
         u_y, known = (client.scratch[name].index_select(0, batch.y) for name in ("means", "known"))
-        distance: Tensor = (precise(output.features) - u_y).square().mean(dim=1)
-        return contrast + distance.where(known, 0).sum() / known.sum().clamp_min(1)
+        distance = (precise(output.features) - u_y).square().mean(dim=1)
+        nearness: Tensor = distance.where(known, 0).sum() / known.sum().clamp_min(1)
+        return contrast + nearness
 
     def finish(self, client: LocalClient) -> Tensors:
         batches = client.data.passes(client.config.evaluation_batch)

@@ -13,7 +13,7 @@ with mu_b and v_b of the batch, in a share a = sigmoid(alpha) that each client l
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -38,10 +38,9 @@ class HBN(Method):
     traits = Traits(
         needs_memory=True, needs_batch_norm=True, personal=False, capturable=True, replaces={"statistics", "norms"}
     )
-    released: "ClassVar[type[HBN]]"  # hbn_released.py
-
-    def __new__(cls, *_: Any, variant: str = "paper", **__: Any) -> "HBN":
-        return super().__new__(cls.released if variant == "released" else cls)
+    released: "ClassVar[type[HBN]]"  # in hbn_released.py
+    usual_momentum: ClassVar[float] = 0.01
+    usual_start: ClassVar[WarmStart] = "auto"
 
     def __init__(  # and no dataclass: the option `statistics` has the name of a hook
         self,
@@ -57,10 +56,13 @@ class HBN(Method):
         given = dict(locals())
         for option, hint in hints_of(HBN).items():
             checked(given[option], hint, f"The '{option}' of hbn")
-        self.momentum, self.stats_samples = momentum or 0.01, stats_samples
+        if variant == "released":
+            self.__class__ = self.released
+        self.momentum, self.stats_samples = momentum or self.usual_momentum, stats_samples
         # With "global" the mixture is the old global statistics, which would then never move.
         self.record, self.mix = "batch" if mix == "global" else record, mix
-        self.has_pass, self.pooling, self.warm_start = statistics == "pass", pooling, warm_start
+        self.has_pass, self.pooling = statistics == "pass", pooling
+        self.warm_start = self.usual_start if warm_start == "auto" else warm_start
 
     def start(self, client: LocalClient) -> None:
         """Eq. 7, before training."""

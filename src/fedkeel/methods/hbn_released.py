@@ -7,9 +7,9 @@ Their clipping and their schedule are options of the run: clip_norm=10, schedule
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 import torch
+from torch import nn
 
 from fedkeel.core import state
 from fedkeel.errors import FedkeelError
@@ -21,9 +21,11 @@ SEEN = "seen"  # in the memory of a client that has factors of its own
 
 
 class ReleasedHBN(HBN):
-    def __init__(self, momentum: float | None = None, **options: Any) -> None:
-        super().__init__(momentum or 0.002, **options)
-        self.warm_start = self.warm_start is True  # "auto" is for the paper's variant
+    usual_momentum = 0.002
+    usual_start = False
+
+    def prepare(self, model: nn.Module) -> None:
+        super().prepare(model)
         if self.stats_samples is not None:
             raise FedkeelError(
                 f"The 'variant' of hbn is 'released', whose pass is one batch of the first {PASS_BATCH} samples: leave "

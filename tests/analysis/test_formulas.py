@@ -10,19 +10,15 @@ import torch
 from torch import nn
 
 from fedkeel.analysis.fairness import spread
+from fedkeel.analysis.gradient_norms import gradient_norm
+from fedkeel.analysis.loss_gap import loss_gap
+from fedkeel.analysis.nmi import clustering_nmi
+from fedkeel.analysis.probability_floor import loss_gap_bound, true_class_probability
+from fedkeel.analysis.prototype_similarity import mean_similarity, prototype_distances, prototype_similarities
+from fedkeel.analysis.representation_divergence import feature_divergence
+from fedkeel.analysis.singular_values import effective_rank
+from fedkeel.analysis.statistics_divergence import variance_across_clients
 from fedkeel.analysis.tsne import embedding
-from fedkeel.formulas.diagnostics import (
-    clustering_nmi,
-    effective_rank,
-    feature_divergence,
-    gradient_norm,
-    mean_similarity,
-    prototype_distances,
-    prototype_similarities,
-    true_class_probability,
-    variance_across_clients,
-)
-from fedkeel.formulas.losses import loss_gap, loss_gap_bound
 
 random = np.random.default_rng(5)
 
