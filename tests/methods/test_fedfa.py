@@ -8,12 +8,10 @@ from torch import Tensor, nn
 from fedkeel import methods
 from fedkeel.core.checking import check
 from fedkeel.core.method import Method
-from fedkeel.errors import FedkeelError
 from fedkeel.nn.draws import normal
 from fedkeel.nn.feature_augmentation import emphasis
 from tests.methods.small import broadcast, pixels, small_federation, small_model, started
-from tests.methods.steps import assert_executors_agree, assert_replayable, rounds, train
-from tests.methods.together import assert_it_resumes
+from tests.methods.steps import rounds, train
 
 UNEVEN = [[0, 1, 2] * 4, [0, 0, 0, 1], [0, 2, 2]]
 CLIENTS = ["client0", "client1", "client2"]
@@ -170,37 +168,6 @@ def test_missing_classes_and_single_samples(tmp_path, batch_size):
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
 
 
-@pytest.mark.slow
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
-    assert_it_resumes(tmp_path, "fedfa")
-
-
-@pytest.mark.slow
-def test_processes_agree_with_serial(tmp_path):
-    assert_executors_agree("fedfa", tmp_path, small_federation())
-
-
-def test_a_graph_of_its_steps_can_be_replayed(tmp_path):
-    run = started("fedfa", tmp_path, small_federation(UNEVEN))
-    for round in range(2):
-        assert_replayable(run, round)
-        run.round(round)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("other", ["greg", "hbn", "fedwon", "gn"])
-@pytest.mark.parametrize("order", ["fedfa+{}", "{}+fedfa"])
-def test_it_acts_together_with(tmp_path, other, order):
-    both = order.format(other)
-    results = {
-        i: rounds(started(method, tmp_path / str(i)), 2)["encoder.0.weight"]
-        for i, method in enumerate(("fedfa", other, both))
-    }
-    assert torch.isfinite(results[2]).all()
-    assert not torch.allclose(results[2], results[0], rtol=1e-3)
-    assert not torch.allclose(results[2], results[1], rtol=1e-3)
-
-
 def test_a_second_forward_as_gregs_draws_nothing_new(tmp_path):
     counts: list[int] = []
 
@@ -215,9 +182,3 @@ def test_a_second_forward_as_gregs_draws_nothing_new(tmp_path):
         run.round(round)
     steps = [3, 2, 4]
     assert counts == [step for _ in range(2) for n in steps for step in range(1, n + 1)]
-
-
-def test_wrong_options_are_refused():
-    for text in ("p=2", "momentum=-1", "variance=vector"):
-        with pytest.raises(FedkeelError, match="of fedfa is"):
-            methods.build(f"fedfa({text})")

@@ -8,19 +8,15 @@ import torch
 
 from fedkeel import methods
 from fedkeel.engine.rounds import Federated
-from fedkeel.errors import FedkeelError
 from tests.methods.small import CLASSES, pixels, small_federation, started
 from tests.methods.steps import (
     assert_descends,
-    assert_executors_agree,
-    assert_replayable,
     cosine,
     cross_entropy,
     global_output,
     rounds,
     train,
 )
-from tests.methods.together import assert_it_resumes
 
 UNEVEN = [[0, 1, 2] * 4, [0, 0, 0, 1], [0, 2, 2]]  # class 3 is nowhere, class 2 not on client1
 CLIENTS = ["client0", "client1", "client2"]
@@ -148,51 +144,3 @@ def test_missing_classes_and_single_samples(tmp_path, batch_size):
     text = "fedfm(from_round=1)"
     after = rounds(started(text, tmp_path, small_federation(UNEVEN), batch_size=batch_size, learning_rate=0.01), 3)
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
-
-
-@pytest.mark.slow
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
-    assert_it_resumes(tmp_path, "fedfm(from_round=1, momentum=0.5)")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("anchors", ["asked", "update"])
-def test_processes_agree_with_serial(tmp_path, anchors):
-    text = f"fedfm(from_round=1, lambda_=1, anchors={anchors})"
-    assert_executors_agree(text, tmp_path, small_federation(UNEVEN))
-
-
-@pytest.mark.parametrize("matching", ["contrastive", "l2"])
-def test_a_graph_of_its_steps_can_be_replayed(tmp_path, matching):
-    method = methods.build(f"fedfm(from_round=1, matching={matching})")
-    run = started(method, tmp_path, small_federation(UNEVEN))
-    assert_replayable(run, 0)
-    ready(run)
-    assert_replayable(run, 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("other", ["greg", "hbn"])
-def test_it_acts_together_with(tmp_path, other):
-    own = "fedfm(from_round=1, lambda_=1)"
-    results = {
-        method: rounds(started(method, tmp_path / str(i)), 2)["encoder.0.weight"]
-        for i, method in enumerate((own, other, f"{own}+{other}"))
-    }
-    assert torch.isfinite(results[f"{own}+{other}"]).all()
-    assert not torch.allclose(results[f"{own}+{other}"], results[own], rtol=1e-3)
-    assert not torch.allclose(results[f"{own}+{other}"], results[other], rtol=1e-3)
-
-
-def test_wrong_options_are_refused():
-    for text in (
-        "lambda_=-1",
-        "temperature=0",
-        "from_round=-1",
-        "from_round=2.5",
-        "matching=l3",
-        "momentum=1",
-        "anchors=begged",
-    ):
-        with pytest.raises(FedkeelError, match="of fedfm is"):
-            methods.build(f"fedfm({text})")

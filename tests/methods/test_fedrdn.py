@@ -19,8 +19,7 @@ from fedkeel.engine.tasks import Task
 from fedkeel.errors import FedkeelError, MethodError
 from tests import vectors
 from tests.methods.small import broadcast, pixels, small_federation, small_model, started
-from tests.methods.steps import assert_executors_agree, assert_replayable, rounds, train
-from tests.methods.together import assert_it_resumes
+from tests.methods.steps import rounds, train
 
 CLIENTS = ["client0", "client1", "client2"]
 BOTH = ["fedrdn", "fedrdn(draw=batch)"]
@@ -205,23 +204,6 @@ def test_missing_classes_and_single_samples(tmp_path, method, batch_size):
     assert all(torch.isfinite(tensor).all() for tensor in rounds(run, 2).values())
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
-    assert_it_resumes(tmp_path, "fedrdn")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", BOTH)
-def test_processes_agree_with_serial(tmp_path, method):
-    assert_executors_agree(method, tmp_path, small_federation())
-
-
-@pytest.mark.parametrize("method", BOTH)
-def test_a_graph_of_its_steps_can_be_replayed(tmp_path, method):
-    run = started(method, tmp_path, small_federation([[0, 1, 2, 3] * 4, [0, 1, 2]]))
-    ask(run)
-    assert_replayable(run, 0)
-
-
 def test_rounds_and_clients_draw_differently(tmp_path):
     look = Look()
     run = started([methods.build("fedrdn"), look], tmp_path, small_federation([[0] * 8] * 3), batch_size=8)
@@ -233,18 +215,6 @@ def test_rounds_and_clients_draw_differently(tmp_path):
     sums = [x.sum(dim=(1, 2, 3)).sort().values for x in look.seen]
     assert not torch.allclose(sums[0], sums[1])
     assert not torch.allclose(sums[0], sums[2])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("other", ["greg", "hbn"])
-def test_it_acts_together_with(tmp_path, other):
-    results = {
-        method: rounds(started(method, tmp_path / method), 2)["encoder.0.weight"]
-        for method in ("fedrdn", other, f"fedrdn+{other}")
-    }
-    assert torch.isfinite(results[f"fedrdn+{other}"]).all()
-    assert not torch.allclose(results[f"fedrdn+{other}"], results["fedrdn"], rtol=1e-3)
-    assert not torch.allclose(results[f"fedrdn+{other}"], results[other], rtol=1e-3)
 
 
 def test_hbn_collects_its_statistics_on_images_normalised_with_the_clients_own_pair(tmp_path):

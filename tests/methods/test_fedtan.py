@@ -161,16 +161,5 @@ def test_models_that_it_cannot_go_through_are_refused(tmp_path: Path) -> None:
             methods.build(text).prepare(small_model())
 
 
-@pytest.mark.slow
-def test_executors_agree_and_it_resumes(tmp_path: Path) -> None:
-    together.assert_executors_agree(tmp_path / "a", "fedtan", participation=0.7)
-    together.assert_it_resumes(tmp_path / "b", "fedtan", participation=0.7)
-
-
-@pytest.mark.slow
-def test_it_composes(tmp_path: Path) -> None:
-    together.assert_it_composes(tmp_path, "fedtan", ("fedprox", "scaffold", "fedadam", "fedbn"))
-
-
 def test_its_first_step_is_not_captured() -> None:
     assert tiny.setup("fedtan").worker.method.uncapturable == ["fedtan"]

@@ -141,19 +141,7 @@ def test_depthwise_convolutions_standardise_and_fold():
     torch.testing.assert_close(fold(model)(x).logits, model(x).logits)
 
 
-def test_it_composes(tmp_path):
-    run = started("fedprox+fedwon", tmp_path)
-    run.round(0)
-    assert all(torch.isfinite(tensor).all() for tensor in run.server.weights.values())
-
-
 def test_a_model_of_a_head_alone_is_refused():
     model = Classifier(nn.Flatten(), nn.Linear(192, 4), feature_dim=192, num_classes=4)
     with pytest.raises(MethodError, match="no convolution to standardise"):
         methods.build("fedwon").prepare(model)
-
-
-@pytest.mark.parametrize("text", ["clipping=0", "agc=sometimes", "agc_from_batch=0", "gain=0", "gain=inf"])
-def test_wrong_options_are_refused(text):
-    with pytest.raises(FedkeelError, match="of fedwon is"):
-        methods.build(f"fedwon({text})")

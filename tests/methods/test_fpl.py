@@ -10,20 +10,16 @@ from fedkeel import methods
 from fedkeel.core.checking import check
 from fedkeel.core.method import Method
 from fedkeel.engine.rounds import Federated
-from fedkeel.errors import FedkeelError
 from fedkeel.formulas.prototypes import clustered, padded, regrouped
 from tests.methods.small import broadcast, pixels, small_federation, started
 from tests.methods.steps import (
     assert_descends,
-    assert_executors_agree,
-    assert_replayable,
     cosine,
     cross_entropy,
     global_output,
     rounds,
     train,
 )
-from tests.methods.together import assert_it_resumes
 
 UNEVEN = [[0, 1, 2] * 4, [0, 0, 0, 1], [0, 2, 2]]  # class 3 is nowhere, class 2 not on client1
 BOTH = ["fpl", "fpl(prototypes=seen)"]
@@ -136,40 +132,3 @@ def test_missing_classes_and_single_samples(tmp_path, method, batch_size):
     after = rounds(run, 3)
     assert set(run.server.extras["fpl/classes"].tolist()) == {0, 1, 2, -1}
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
-
-
-@pytest.mark.slow
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
-    assert_it_resumes(tmp_path, "fpl(prototypes=seen)")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", BOTH)
-def test_processes_agree_with_serial(tmp_path, method):
-    assert_executors_agree(method, tmp_path, small_federation(UNEVEN))
-
-
-@pytest.mark.parametrize("method", BOTH)
-def test_a_graph_of_its_steps_can_be_replayed(tmp_path, method):
-    run = started(method, tmp_path, small_federation(UNEVEN))
-    for round in range(2):
-        assert_replayable(run, round)
-        run.round(round)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("other", ["greg", "hbn"])
-def test_it_acts_together_with(tmp_path, other):
-    results = {
-        method: rounds(started(method, tmp_path / method), 2)["encoder.0.weight"]
-        for method in ("fpl", other, f"fpl+{other}")
-    }
-    assert torch.isfinite(results[f"fpl+{other}"]).all()
-    assert not torch.allclose(results[f"fpl+{other}"], results["fpl"], rtol=1e-3)
-    assert not torch.allclose(results[f"fpl+{other}"], results[other], rtol=1e-3)
-
-
-def test_wrong_options_are_refused():
-    for text in ("temperature=0", "prototypes=guessed"):
-        with pytest.raises(FedkeelError, match="of fpl is"):
-            methods.build(f"fpl({text})")

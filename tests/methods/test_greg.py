@@ -16,7 +16,7 @@ from fedkeel.core.client import Batch
 from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Update
 from fedkeel.core.types import Classifier
-from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.errors import MethodError
 from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.formulas.losses import consistency_kl
 from fedkeel.nn.mixed_batch_norm import add_shares, mixed_statistics
@@ -544,9 +544,3 @@ def test_a_model_without_batch_norm_or_without_running_statistics_is_refused(tmp
 def test_it_does_not_combine_with_another_forward_pass():
     with pytest.raises(MethodError, match="forward"):
         Composition([methods.build("fixbn"), methods.build("greg")])
-
-
-@pytest.mark.parametrize("option", ["alpha=-1", "momentum=2", "mode=mixed", "lambda_=1.5", "warm_start=on"])
-def test_wrong_options_are_refused_by_name(option):
-    with pytest.raises(FedkeelError, match=option.partition("=")[0]):
-        methods.build(f"greg({option})")

@@ -14,7 +14,7 @@ from fedkeel import methods, models
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Classifier
 from fedkeel.engine.executors.cuda.slot import variant_of
-from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.errors import MethodError
 from fedkeel.formulas.losses import model_contrast
 from tests import tiny
 from tests.methods import together
@@ -164,17 +164,6 @@ def test_the_paper_s_projector_can_be_put_in() -> None:
         methods.build("moon(projector=16)").prepare(tiny.model())
 
 
-@pytest.mark.slow
-def test_executors_agree_and_it_resumes(tmp_path: Path) -> None:
-    together.assert_executors_agree(tmp_path / "a", "moon", participation=0.7)
-    together.assert_it_resumes(tmp_path / "b", "moon", participation=0.7)
-
-
-@pytest.mark.slow
-def test_it_composes(tmp_path: Path) -> None:
-    together.assert_it_composes(tmp_path, "moon", ("greg", "hbn", "fedbn"))
-
-
 @pytest.mark.parametrize("method", ["moon", "moon+hbn", "moon+greg"])
 def test_a_captured_step_serves_one_client_after_another(method: str) -> None:
     worker = tiny.setup(method).worker
@@ -194,9 +183,3 @@ def test_a_step_without_a_previous_model_is_another_one() -> None:
 def test_clients_that_forget_are_refused() -> None:
     with pytest.raises(MethodError, match="remember"):
         tiny.setup("moon", stateless=True)
-
-
-@pytest.mark.parametrize("text", ["mu=-1", "temperature=0", "projector=0"])
-def test_wrong_options_are_refused(text: str) -> None:
-    with pytest.raises(FedkeelError, match="of moon is"):
-        methods.build(f"moon({text})")

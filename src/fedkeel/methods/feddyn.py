@@ -29,7 +29,7 @@ class FedDyn(Method):
     """Changes each client's loss until its optimum is that of all, by the gradient where it last ended."""
 
     paper = "Acar et al. 2021 (FedDyn)"
-    traits = Traits(private={"central"}, needs_memory=True, capturable=True)
+    traits = Traits(needs_memory=True, capturable=True)
 
     alpha: Positive = 0.01  # the pull to the weights that are sent; the paper tries 0.1, 0.01 and 0.001
 
