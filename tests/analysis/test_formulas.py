@@ -76,6 +76,16 @@ def test_the_probability_of_the_true_class_is_that_of_the_softmax() -> None:
         assert float(found) == pytest.approx(math.exp(row[y]) / sum(map(math.exp, row)), rel=1e-9)
 
 
+def test_the_loss_gap_is_the_difference_of_two_cross_entropies_and_its_bound_two_over_tau_times_a_root() -> None:
+    under_global, under_batch, labels = some_logits(6), some_logits(6), tensor(random.integers(0, 5, 6))
+    gaps, bounds = loss_gap(under_global, under_batch, labels), loss_gap_bound(under_global, under_batch, labels)
+    for g, b, y, gap, bound in zip(under_global, under_batch, labels.tolist(), gaps, bounds, strict=True):
+        q_g, q_b = (np.exp(row.numpy()) / np.exp(row.numpy()).sum() for row in (g, b))
+        assert float(gap) == pytest.approx(np.log(q_b[y]) - np.log(q_g[y]))
+        divergence = 0.5 * sum(q_b * np.log(q_b / q_g)) + 0.5 * sum(q_g * np.log(q_g / q_b))
+        assert float(bound) == pytest.approx(2 / min(q_g[y], q_b[y]) * np.sqrt(divergence))
+
+
 def test_proposition_1_holds_for_every_sample_also_of_huge_logits() -> None:
     for scale in (0.01, 1.0, 6.0, 400.0):
         logits, labels = (some_logits(300, scale=scale), some_logits(300, scale=scale)), torch.arange(300) % 5

@@ -24,7 +24,7 @@ def trained(
     start: Tensors,
     steps: int,
     term: Callable[[Tensors], Tensor | float] = lambda _: 0.0,
-    moves: Callable[[int, str], bool] = lambda step, name: True,
+    moves: Callable[[int, str], bool] = lambda *_: True,
 ) -> Tensors:
     """The weights after so many steps of SGD with momentum on cross-entropy and a term, of those that move."""
     model, federation = small_model().double().train(), small_federation()

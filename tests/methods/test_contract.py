@@ -41,8 +41,7 @@ def test_it_acts_beside_another_part_or_is_refused(method: str, other: str, tmp_
     for text in (f"{method}+{other}", f"{other}+{method}"):
         try:
             both = tiny.run(tmp_path / text, text)
-        except MethodError as refused:
-            assert str(refused).count(". ") == 0, "one sentence"
+        except MethodError:
             continue
         assert math.isfinite(both.accuracy)
         assert tiny.result(both) != alone, text

@@ -361,6 +361,8 @@ def test_a_warm_start_that_was_asked_for_is_not_lost_with_a_first_round_that_doe
     first = run.server.statistics
     for name, tensor in mean.items():
         torch.testing.assert_close(first[name], tensor)
+    run.server.round = 2
+    run.method.before_training(run.server)
     new = weighted_mean([u.statistics for u in trained(run, CLIENTS, broadcast(run, 2))], [24, 16, 32])
     run.round(2)
     name = "encoder.1.running_mean"
@@ -419,7 +421,7 @@ def test_gradients_flow_through_both_branches(tmp_path):
     method, view = worker.method.parts[0], client.views["greg"]
     x = pixels(run.federation, "client0")[:8]
     output = method.forward(view, x)
-    under_global = view.scratch["under_global"]
+    under_global = view.scratch["q_g"]
     term = method.loss(view, Batch(x, torch.zeros(8, dtype=torch.int64)), output)
     for gradient in torch.autograd.grad(term, [output.logits, under_global], retain_graph=True):
         assert gradient.abs().max() > 1e-6

@@ -2,7 +2,8 @@
 
 Where clients' batches differ, batch norm makes the mean of their gradients another than the gradient of the mean loss.
 So the first local step of a round is one on the union of the batches: batch norm l, with inputs a_i on client i of
-weight p_i, uses the moments of all clients, and the derivatives by these are averaged too. Three exchanges for each:
+weight p_i, uses the moments of all clients, and the derivatives by these are averaged too. Clients are asked for each
+as often as there are layers: an answer is of all of them, and right for one more each time. Later steps are FedAvg's.
 
     mu_l = sum_i p_i mean(a_i),   var_l = sum_i p_i mean((a_i - mu_l)^2)     from the first layer to the last
     dmu_l, dvar_l = sum_i p_i dL_i/d(mu_l, var_l)                            from the last layer to the first
@@ -18,7 +19,7 @@ from fedkeel.core.state import BatchNorm, batch_norms
 from fedkeel.errors import MethodError
 from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
-from fedkeel.nn.mixed_batch_norm import all_but_channels, per_channel, replaced_forward, update_momentum
+from fedkeel.nn.mixed_batch_norm import all_but_channels, per_channel, plain_forward, replaced_forward, update_momentum
 
 
 @register("fedtan")
@@ -29,60 +30,57 @@ class FedTAN(Method):
     traits = Traits(needs_batch_norm=True)
 
     def before_training(self, server: Server) -> None:
-        layers, known = list(batch_norms(server.network)), Tensors()
-        forth = [f"{moment} {layer}" for layer in layers for moment in ("mean", "var")]
-        for question in [*forth, *(f"derivatives {layer}" for layer in reversed(layers))]:
+        layers, known = len(batch_norms(server.network)), Tensors()
+        for question in [*["mean", "var"] * layers, *["derivatives"] * layers]:
             if not (answers := server.ask(server.participants, question, known).values()):
                 raise MethodError(f"No client answered '{question}' of 'fedtan', which cannot go on without.")
             known |= weighted_mean([answer.tensors for answer in answers], [server.share(a) for a in answers])
         server.extras = known
 
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
-        what, _, layer = question.partition(" ")
         x, y = client.data.first_batch()
         client.model.eval()  # without dropout, whose draws would be others at every question
-        if what == "derivatives":
-            leaves = {name: tensors[name].clone().requires_grad_() for name in (f"mean {layer}", f"var {layer}")}
-            output, inputs = layerwise(client.model, x, tensors | leaves)
-            loss = client.task_loss(output.logits, y) + through_moments(inputs, tensors)
-            gradients = torch.autograd.grad(loss, list(leaves.values()))
-            return {f"d{name}": gradient for name, gradient in zip(leaves, gradients, strict=True)}
+        if question == "derivatives":
+            leaves = {name: t.clone().requires_grad_() for name, t in tensors.items() if not name.startswith("d")}
+            output, own = layerwise(client.model, x, tensors | leaves)
+            loss = client.task_loss(output.logits, y) + through_moments(own, tensors)
+            derivatives = torch.autograd.grad(loss, list(leaves.values()))
+            return {f"d{name}": derivative for name, derivative in zip(leaves, derivatives, strict=True)}
         with torch.no_grad():
-            _, inputs = layerwise(client.model, x, tensors)
-        if [name for name, _ in inputs] != list(batch_norms(client.model)):
-            raise MethodError("'fedtan' wants batch norms that are called once each, in the order of their definition.")
-        return {question: moment(what, layer, dict(inputs)[layer], tensors)}
+            _, own = layerwise(client.model, x, tensors)
+        return {name: tensor for name, tensor in own.items() if name.startswith(question)}
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
-        what, _, layer = question.partition(" ")
-        names = [f"dmean {layer}", f"dvar {layer}"] if what == "derivatives" else [question] if question else []
-        norms, least = batch_norms(server.network), 0 if what == "var" else None
-        return {name: Expected((norms[layer].num_features,), least=least) for name in names}
+        kinds = {"": (), "derivatives": ("dmean", "dvar")}.get(question, (question,))
+        least, layers = 0 if question == "var" else None, batch_norms(server.network).items()
+        return {
+            f"{kind} {name}": Expected((norm.num_features,), least=least) for kind in kinds for name, norm in layers
+        }
 
     def forward(self, client: LocalClient, x: Tensor) -> Output:
         if not client.extras:  # after the first step
             return super().forward(client, x)
-        output, client.scratch["inputs"] = layerwise(client.model, x, client.extras)
+        output, client.scratch["own"] = layerwise(client.model, x, client.extras)
         return output
 
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
         if not client.extras:
             return 0.0
-        term, client.extras = through_moments(client.scratch.pop("inputs"), client.extras), {}
+        term, client.extras = through_moments(client.scratch.pop("own"), client.extras), {}
         return term - term.detach()  # it has a gradient; it is no loss
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         return {}
 
 
-def layerwise(model: nn.Module, x: Tensor, moments: Tensors) -> tuple[Output, list[tuple[str, Tensor]]]:
-    """The model's output with batch norms that normalise with the moments known of them, and their inputs in order."""
-    inputs: list[tuple[str, Tensor]] = []
+def layerwise(model: nn.Module, x: Tensor, moments: Tensors) -> tuple[Output, dict[str, Tensor]]:
+    """The output, of batch norms under the known moments; and mean(a), where mu is known mean((a - mu)^2), of each."""
+    norms, inputs = batch_norms(model), list[tuple[str, Tensor]]()
 
     def normalise(name: str, norm: BatchNorm, x: Tensor) -> Tensor:
         inputs.append((name, x))
         if f"var {name}" not in moments:
-            return x  # it is not asked what comes from here on
+            return plain_forward(norm, x)
         mean, var = moments[f"mean {name}"], moments[f"var {name}"]
         if norm.training and norm.running_mean is not None and norm.running_var is not None:
             share, count = update_momentum(norm), x.numel() // x.shape[1]
@@ -92,18 +90,19 @@ def layerwise(model: nn.Module, x: Tensor, moments: Tensors) -> tuple[Output, li
         y = (x - per_channel(mean, x)) * per_channel(scale, x)
         return y if norm.bias is None else y + per_channel(norm.bias, x)
 
-    with replaced_forward(batch_norms(model), normalise):
-        return model(x), inputs
+    with replaced_forward(norms, normalise):
+        output: Output = model(x)
+    if sorted(name for name, _ in inputs) != sorted(norms):
+        raise MethodError("'fedtan' wants each batch norm to be called once, and this model does otherwise.")
+    own: Tensors = {}
+    for name, a in inputs:
+        own[f"mean {name}"] = a.mean(all_but_channels(a))
+        if (mu := moments.get(f"mean {name}")) is not None:
+            own[f"var {name}"] = (a - per_channel(mu.detach(), a)).square().mean(all_but_channels(a))
+    return output, own
 
 
-def moment(what: str, layer: str, a: Tensor, known: Tensors) -> Tensor:
-    """mean(a), or mean((a - mu)^2) for "var"."""
-    a = (a - per_channel(known[f"mean {layer}"], a)).square() if what == "var" else a
-    return a.mean(all_but_channels(a))
-
-
-def through_moments(inputs: Sequence[tuple[str, Tensor]], known: Tensors) -> Tensor:
+def through_moments(own: Tensors, known: Tensors) -> Tensor:
     """sum_l dmu_l mean(a_l) + dvar_l mean((a_l - mu_l)^2) over the layers whose derivatives are known."""
-    pairs = [(what, layer, a) for layer, a in inputs for what in ("mean", "var") if f"dvar {layer}" in known]
-    terms = [(known[f"d{what} {layer}"] * moment(what, layer, a, known)).sum() for what, layer, a in pairs]
-    return sum(terms, torch.zeros((), device=inputs[0][1].device))
+    terms = [(known[f"d{name}"] * value).sum() for name, value in own.items() if f"d{name}" in known]
+    return sum(terms, torch.zeros(()).to(next(iter(own.values()))))
