@@ -33,6 +33,7 @@ from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.options import NotNegative, Only, Positive, Share
 
 log = logging.getLogger("fedkeel")
+CALIBRATED, ADAPTIVE = Only("calibrate_bn", True), Only("clip", "adaptive")
 
 
 @register("fedcoda")
@@ -44,9 +45,9 @@ class FedCoda(Method):
     traits = Traits(capturable=True)
 
     lambda_fa: NotNegative = 1.0  # Eq. 24
-    lambda_pc: NotNegative = 1.0  # Eq. 24
+    lambda_pc: Annotated[NotNegative, Only("calibrate_prototypes", True)] = 1.0  # Eq. 24
     temperature: Positive = 0.1  # tau of Eq. 23
-    calibrate_from: Share = 0.5  # of the rounds, after which batch norm is calibrated and gradients clipped; 1: never
+    calibrate_from: Annotated[Share, CALIBRATED] = 0.5  # of the rounds, until which batch norm is not; 1: never
     calibrate_bn: bool = True  # and the clipping that belongs to it: Tables 3 and 4
     calibrate_prototypes: bool = True  # false leaves L_PC out: Tables 3 and 4
     aggregation: Literal["fair", "mean"] = "fair"  # Eqs. 25-26, or the mean of Eq. 5: Table 3

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class FedFM(Method):
     traits = Traits(capturable=True)
 
     lambda_: NotNegative = 50.0  # weight of the matching
-    temperature: Annotated[Positive, Only("matching", "contrastive")] = 0.1  # tau
+    temperature: Positive = 0.1  # tau
     from_round: NotNegative = 20  # the first round that matches, from 0; below 1, the share of the rounds before it
     anchors: Literal["asked", "update"] = "asked"  # in an exchange of their own, or sent with the update
 

@@ -16,10 +16,11 @@ from fedkeel.methods import LocalClient, Method, Traits, register
 from fedkeel.nn.clipping import agc_
 from fedkeel.nn.scaled_ws_conv import to_scaled_ws
 from fedkeel.nn.surgery import remove_normalisation
-from fedkeel.options import Positive
+from fedkeel.options import Only, Positive
 from fedkeel.spec import names
 
 LARGE = 32  # a batch size
+CLIPS, STANDARDISED = Only("agc", True, "auto"), Only("standardise", True)
 
 
 @register("fedwon")
@@ -30,11 +31,11 @@ class FedWon(Method):
     paper = "Zhuang & Lyu 2024"
     traits = Traits(private={"local"}, capturable=True)
 
-    clipping: Positive = 1.28  # lambda of Eq. 4 for Office-Caltech-10 and DomainNet; Digits-Five has 0.64
+    clipping: Annotated[Positive, CLIPS] = 1.28  # lambda of Eq. 4 for Office-Caltech-10, DomainNet; Digits-Five 0.64
     agc: bool | Literal["auto"] = "auto"  # adaptive gradient clipping; "auto": for batches of 32 and more
-    skip: str | Sequence[str] = ()  # names of convolutions that stay plain
-    init: Literal["xavier", "keep"] = "xavier"  # Listing 1; "keep" for pretrained weights
-    gain: Positive = 1.0  # where gamma of Eq. 3 starts (Listing 1); 1.71 keeps the signal's size behind many ReLUs
+    skip: Annotated[str | Sequence[str], STANDARDISED] = ()  # names of convolutions that stay plain
+    init: Annotated[Literal["xavier", "keep"], STANDARDISED] = "xavier"  # Listing 1; "keep" for pretrained weights
+    gain: Annotated[Positive, STANDARDISED] = 1.0  # where gamma of Eq. 3 starts; 1.71 for many ReLUs
     standardise: bool = True  # false leaves every convolution as it is (Tables 5 and 12)
 
     def prepare(self, model: nn.Module) -> None:

@@ -32,11 +32,10 @@ class GReg(Method):
     paper = "GReg (under review), Eqs. 5-6"
     traits = Traits(needs_batch_norm=True, capturable=True)
 
-    alpha: NotNegative = 1.0  # of Eq. 6
+    alpha: Annotated[NotNegative, Only("mode", "consistency")] = 1.0  # of Eq. 6
     momentum: Share = 0.1  # of Algorithm 2: the share of the new
     mode: Literal["consistency", "global", "mix", "mix-learned", "ensemble"] = "consistency"  # the others: Table 9
-    # of "mix"; "mix-learned" has one for each layer, a weight like any other, from 1/2
-    lambda_: Annotated[Share, Only("mode", "mix")] = 0.5
+    lambda_: Annotated[Share, Only("mode", "mix")] = 0.5  # "mix-learned" has one for each layer, a weight, from 1/2
     warm_start: WarmStart = "auto"  # take the first round's mean whole; "auto": unless weights are given
 
     _pairs: Pairings = field(default_factory=Pairings, init=False)  # how each resident model runs both at once

@@ -13,7 +13,7 @@ with mu_b and v_b of the batch, in a share a = sigmoid(alpha) that each client l
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -25,8 +25,8 @@ from fedkeel.methods.warm_start import WarmStart
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms, recorded_moments, to_hybrid
 from fedkeel.options import Count, Only, PositiveShare, checked, hints_of
 
-PASS_BATCH = 64  # samples in a batch of the pass of Eq. 7
-LOCAL_MOMENTUM = 0.1  # of batch norm, for statistics="moving-average"
+PASS = Only("statistics", "pass")
+PASS_BATCH, LOCAL_MOMENTUM = 64, 0.1  # samples in a batch of it; of batch norm, for statistics="moving-average"
 
 
 @register("hbn")
@@ -45,8 +45,8 @@ class HBN(Method):
     def __init__(  # and no dataclass: the option `statistics` has the name of a hook
         self,
         momentum: PositiveShare | None = None,  # Eq. 11, the share of the new; None: 0.01, 0.002 if released
-        stats_samples: Count | None = None,  # of the pass of Eq. 7, drawn at random; None for all
-        record: Literal["mixture", "batch"] = "mixture",  # by the pass: the moments of Eq. 9, or raw ones as in A.2
+        stats_samples: Annotated[Count | None, PASS, Only("variant", "paper")] = None,  # of Eq. 7, at random; all
+        record: Annotated[Literal["mixture", "batch"], PASS] = "mixture",  # in Eq. 7: those of Eq. 9, or raw as in A.2
         mix: Literal["learned", "fixed", "global", "batch"] = "learned",  # Eq. 9: Table 6
         statistics: Literal["pass", "moving-average"] = "pass",  # Eq. 7: Table 6
         pooling: Literal["pooled", "mean"] = "pooled",  # Eq. 8: Table 6
@@ -59,8 +59,7 @@ class HBN(Method):
         if variant == "released":
             self.__class__ = self.released
         self.momentum, self.stats_samples = momentum or self.usual_momentum, stats_samples
-        # With "global" the mixture is the old global statistics, which would then never move.
-        self.record, self.mix = "batch" if mix == "global" else record, mix
+        self.record, self.mix = "batch" if mix == "global" else record, mix  # that mixture would never move
         self.has_pass, self.pooling = statistics == "pass", pooling
         self.warm_start = self.usual_start if warm_start == "auto" else warm_start
 

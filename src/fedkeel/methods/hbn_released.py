@@ -9,10 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import torch
-from torch import nn
 
 from fedkeel.core import state
-from fedkeel.errors import FedkeelError
 from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.methods import Batch, Expected, LocalClient, Server, Tensors, Update
 from fedkeel.methods.hbn import HBN, PASS_BATCH
@@ -23,14 +21,6 @@ SEEN = "seen"  # in the memory of a client that has factors of its own
 class ReleasedHBN(HBN):
     usual_momentum = 0.002
     usual_start = False
-
-    def prepare(self, model: nn.Module) -> None:
-        super().prepare(model)
-        if self.stats_samples is not None:
-            raise FedkeelError(
-                f"The 'variant' of hbn is 'released', whose pass is one batch of the first {PASS_BATCH} samples: leave "
-                "'stats_samples' out."
-            )
 
     def start(self, client: LocalClient) -> None:
         self._take_factors(client)
