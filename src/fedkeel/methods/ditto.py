@@ -3,7 +3,7 @@
 One model for all is fair to few, and a model of its own has too few samples. So each client has both: the global one,
 w_t, which is trained as ever, and a personal one, v_k, which is trained beside it and stays near:
 
-    v_k <- v_k - lr grad( L_k(v_k) + lambda/2 ||v_k - w_t||^2 )        in `epochs` epochs of each round
+    v_k <- v_k - lr grad( L_k(v_k) + lambda/2 ||v_k - w_t||^2 )        in the local epochs of each round
 
 Each client is tested with v_k; one that never took part has none, and is tested with w.
 """
@@ -19,7 +19,7 @@ from fedkeel.methods import LocalClient, Method, Server, Traits, register
 from fedkeel.methods.fedprox import weights_and_anchors
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms
 from fedkeel.nn.surgery import frozen_statistics
-from fedkeel.options import Count, NotNegative
+from fedkeel.options import NotNegative
 
 
 @register("ditto")
@@ -31,7 +31,6 @@ class Ditto(Method):
     traits = Traits(needs_memory=True, personal=True)
 
     lambda_: NotNegative = 1.0  # how near v_k stays to w_t
-    epochs: Count = 1  # of v_k in a round
 
     def before_training(self, server: Server) -> None:
         if server.config.optimizer != "sgd":
@@ -46,7 +45,7 @@ class Ditto(Method):
         state.load(model, state.select(client.memory, "tested"))
         weights, anchors = weights_and_anchors(client)
         sgd = torch.optim.SGD(weights, client.learning_rate, config.momentum, weight_decay=config.weight_decay)
-        for _ in range(self.epochs):
+        for _ in range(config.local_epochs):
             for x, y in client.data.passes(augment=True, shuffle=True):
                 with frozen_statistics({} if len(y) > 1 else model):  # a single sample has no batch statistics
                     loss = client.task_loss(model(x).logits, y) + self.lambda_ * proximal(weights, anchors)
