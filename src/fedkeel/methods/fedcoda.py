@@ -55,8 +55,7 @@ class FedCoda(Method):
     alpha: Annotated[Positive, ADAPTIVE, CALIBRATED] = 1.5  # Eq. 10
     beta: Annotated[Share, ADAPTIVE, CALIBRATED] = 0.99  # Eq. 10
     clip_norm: Annotated[Positive, Only("clip", "fixed")] = 10.0
-    # of the norms: the text's, or Algorithm 1's, lines 18-23
-    history_from: Annotated[Literal["start", "calibration"], ADAPTIVE, CALIBRATED] = "start"
+    history_from: Annotated[Literal["start", "calibration"], ADAPTIVE, CALIBRATED] = "start"  # text; Alg. 1, l. 18-23
 
     def calibrates(self, round: int, rounds: int) -> bool:
         """Algorithm 1, line 8: t >= T/2."""
@@ -107,6 +106,8 @@ class FedCoda(Method):
     def finish(self, client: LocalClient) -> Tensors:
         """Eq. 4, and the history of norms."""
         client.memory = {"history": client.scratch["clip"].history.clone()} if self._has_history(client) else {}
+        if not self.lambda_fa and not self.lambda_pc:
+            return dict(client.memory)
         batches = client.data.passes(client.config.evaluation_batch)
         prototypes, counts = local_prototypes(client.model, batches, client.num_classes)
         return client.memory | {"prototypes": prototypes, "present": counts > 0}
@@ -119,17 +120,19 @@ class FedCoda(Method):
             clients = (history > 0).sum(dim=0)
             mean = history.sum(dim=0) / clients.clamp_min(1)
             new["history"] = torch.where(clients > 0, mean, last.get("history", mean))
-        p, present = [extras["prototypes"] for extras in sent], [extras["present"] for extras in sent]
-        rule = fair_prototype if self.aggregation == "fair" else mean_prototype
-        known = (last["prototypes"], last["present"]) if last else None
-        new["prototypes"], new["present"] = global_prototypes(p, present, rule, known)
+        if "prototypes" in sent[0]:
+            p, present = [extras["prototypes"] for extras in sent], [extras["present"] for extras in sent]
+            rule = fair_prototype if self.aggregation == "fair" else mean_prototype
+            known = (last["prototypes"], last["present"]) if "prototypes" in last else None
+            new["prototypes"], new["present"] = global_prototypes(p, present, rule, known)
         return new
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         shape = (server.network.num_classes, server.network.feature_dim)
         trained = sum(parameter.requires_grad for parameter in server.network.parameters())
         history = {"history": Expected((trained,), least=0)} if self._has_history(server) else {}
-        return history | {"prototypes": Expected(shape), "present": Expected(shape[:1], torch.bool)}
+        prototypes = {"prototypes": Expected(shape), "present": Expected(shape[:1], torch.bool)}
+        return history | prototypes if self.lambda_fa or self.lambda_pc else history
 
     def _has_history(self, party: LocalClient | Server) -> bool:
         clips = self.calibrate_bn and self.clip == "adaptive"
