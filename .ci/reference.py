@@ -46,14 +46,20 @@ TOKEN = re.compile(
     r"|(?P<small>\b1e-\d+)|(?P<word>[A-Za-z]+)|(?P<script>[_^](?:\{[^{}]*\}|[A-Za-z0-9]+(?:,[a-z])?))"
     r"|(?P<gap>(?<=[\w)]) (?=\w))|(?P<sign><=|<-|!=|\s\.\s|\*|\|\|)|(?P<other>.)"
 )
+# Public modules under their short names, and where their content lies.
+SHORT = {
+    "losses": "formulas.losses",
+    "aggregation": "formulas.aggregation",
+    "state": "core.state",
+    "messages": "core.messages",
+}
 Thing = griffe.Class | griffe.Function | griffe.Attribute
 
 
 class Reference(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
-        for alias, home in ast.literal_eval(str(pkg["_ALIASES"].value)).items():
-            name = alias.rpartition(".")[2]
-            pkg.set_member(name, griffe.Alias(name, pkg[home.partition(".")[2]], parent=pkg))
+        for name, home in SHORT.items():
+            pkg.set_member(name, griffe.Alias(name, pkg[home], parent=pkg))
         for module in modules(pkg):
             for thing in things(module):
                 explain_options(thing)

@@ -27,16 +27,7 @@ from fedkeel.registry import REGISTRIES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [path.read_text() for path in sorted((ROOT / "docs" / "reference").glob("*.md"))]
-FORMULAS = (
-    "calibration",
-    "clustering",
-    "diagnostics",
-    "heterogeneity",
-    "measures",
-    "prototypes",
-    "robust",
-    "similarity",
-)
+FORMULAS = ("calibration", "clustering", "measures", "prototypes", "robust", "similarity")
 PUBLIC = [
     *("fedkeel", "fedkeel.data", "fedkeel.models", "fedkeel.nn", "fedkeel.methods", "fedkeel.losses"),
     *("fedkeel.aggregation", *(f"fedkeel.formulas.{name}" for name in FORMULAS), "fedkeel.state", "fedkeel.messages"),

@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedkeel import methods
 from fedkeel.core.messages import Broadcast
-from fedkeel.errors import FedkeelError
 from tests import tiny
 from tests.methods import together
 from tests.methods.small import started, trained
@@ -75,28 +73,7 @@ def test_statistics_and_counters_of_a_round_are_those_of_fedavg(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_it_resumes(tmp_path: Path) -> None:
-    together.assert_it_resumes(tmp_path, "fedacg")
-
-
-@pytest.mark.slow
-def test_executors_agree(tmp_path: Path) -> None:
-    together.assert_executors_agree(tmp_path, "fedacg", participation=0.7)
-
-
-@pytest.mark.slow
-def test_it_composes(tmp_path: Path) -> None:
-    together.assert_it_composes(tmp_path, "fedacg", ("greg", "hbn", "gn", "fedbn"))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedacg", "fedacg+hbn", "fedacg+greg"])
 def test_a_captured_step_serves_one_client_after_another(method: str) -> None:
     worker = tiny.setup(method, local_epochs=2).worker
     together.assert_a_slot_serves_all(worker, tiny.broadcast(worker, 1), {name: {} for name in tiny.SIZES})
-
-
-@pytest.mark.parametrize("text", ["lambda_=1", "beta=-0.1"])
-def test_wrong_options_are_refused(text: str) -> None:
-    with pytest.raises(FedkeelError, match="of fedacg is"):
-        methods.build(f"fedacg({text})")

@@ -3,12 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
-from fedkeel import methods
-from fedkeel.errors import FedkeelError
-from tests import tiny
 from tests.methods import together
 from tests.methods.small import broadcast, started, trained
 
@@ -53,27 +49,3 @@ def test_a_frozen_head_is_not_stepped(tmp_path: Path) -> None:
     for round in range(2):
         run.round(round)
     assert torch.equal(run.server.weights["head.weight"], head)
-
-
-def test_it_resumes(tmp_path: Path) -> None:
-    together.assert_it_resumes(tmp_path, "fedadam")
-
-
-@pytest.mark.slow
-def test_executors_agree(tmp_path: Path) -> None:
-    together.assert_executors_agree(tmp_path, "fedadam")
-
-
-@pytest.mark.slow
-def test_it_composes(tmp_path: Path) -> None:
-    together.assert_it_composes(tmp_path, "fedadam", ("greg", "hbn", "gn", "scaffold"))
-
-
-def test_it_needs_nothing_of_a_step() -> None:
-    assert tiny.setup("fedadam").worker.method.uncapturable == []
-
-
-@pytest.mark.parametrize("text", ["beta1=1", "beta2=-0.1", "server_lr=0", "tau=0"])
-def test_wrong_options_are_refused(text: str) -> None:
-    with pytest.raises(FedkeelError, match="of fedadam is"):
-        methods.build(f"fedadam({text})")

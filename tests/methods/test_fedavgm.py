@@ -2,12 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
-from fedkeel import methods
-from fedkeel.errors import FedkeelError
-from tests import tiny
 from tests.methods import together
 from tests.methods.small import broadcast, started, trained
 
@@ -50,27 +46,3 @@ def test_without_momentum_it_is_fedavg(tmp_path: Path) -> None:
         for round in range(2):
             run.round(round)
     together.assert_close(runs[1].server.weights, runs[0].server.weights)
-
-
-def test_it_resumes(tmp_path: Path) -> None:
-    together.assert_it_resumes(tmp_path, "fedavgm")
-
-
-@pytest.mark.slow
-def test_executors_agree(tmp_path: Path) -> None:
-    together.assert_executors_agree(tmp_path, "fedavgm")
-
-
-@pytest.mark.slow
-def test_it_composes(tmp_path: Path) -> None:
-    together.assert_it_composes(tmp_path, "fedavgm", ("greg", "hbn", "fedbn"))
-
-
-def test_it_needs_nothing_of_a_step() -> None:
-    assert tiny.setup("fedavgm").worker.method.uncapturable == []
-
-
-@pytest.mark.parametrize("text", ["beta=1", "beta=-0.1", "server_lr=0"])
-def test_wrong_options_are_refused(text: str) -> None:
-    with pytest.raises(FedkeelError, match="of fedavgm is"):
-        methods.build(f"fedavgm({text})")

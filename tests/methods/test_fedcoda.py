@@ -10,12 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedkeel import methods
 from fedkeel.core.checking import check
 from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.composition import Composition
 from fedkeel.core.messages import BadMessage, Update
 from fedkeel.core.method import Method
 from fedkeel.engine.executors.cuda.slot import variant_of
 from fedkeel.engine.rounds import Federated
-from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.errors import MethodError
 from fedkeel.formulas.losses import feature_alignment, prototype_calibration
 from fedkeel.formulas.prototypes import global_prototypes, local_prototypes
 from tests.methods.small import CLASSES, Probe, broadcast, pixels, small_federation, small_model, started
@@ -167,16 +166,22 @@ def test_a_new_client_starts_from_the_mean_history_of_the_others(tmp_path):
     run.server.extras = {"fedcoda/history": torch.full((10,), 0.25)}
     assert train(run, "client2", round=1).extras["fedcoda/history"].tolist() == [0.25] * 10
 
-    own = {"fedcoda/history": torch.tensor([0.5] * 9 + [0.0])}  # the last has no history of its own
-    assert train(run, "client2", round=1, memory=own).extras["fedcoda/history"].tolist() == [0.5] * 9 + [0.25]
+    own = {"fedcoda/history": torch.tensor([0.5] * 10)}
+    assert train(run, "client2", round=1, memory=own).extras["fedcoda/history"].tolist() == [0.5] * 10
 
 
-def test_the_servers_history_leaves_out_clients_that_have_none():
-    from fedkeel.methods.fedcoda import mean_history
-
-    histories = [torch.tensor([1.0, 0.0, 0.0]), torch.tensor([3.0, 4.0, 0.0])]
-    assert mean_history(histories, None).tolist() == [2.0, 4.0, 0.0]
-    assert mean_history(histories, torch.tensor([9.0, 9.0, 9.0])).tolist() == [2.0, 4.0, 9.0]
+def test_the_servers_history_leaves_out_clients_that_have_none(tmp_path):
+    run = started("fedcoda", tmp_path)
+    updates = [train(run, name) for name in ("client0", "client1")]
+    own = [
+        replace(update, extras={name.partition("/")[2]: t for name, t in update.extras.items()} | {"history": history})
+        for update, history in zip(updates, (torch.tensor([1.0, 0.0, 0.0]), torch.tensor([3.0, 4.0, 0.0])), strict=True)
+    ]
+    (part,), server = run.method.parts, run.server
+    assert part.extras(server, own)["history"].tolist() == [2.0, 4.0, 0.0]
+    prototypes = {name.partition("/")[2]: t for name, t in updates[0].extras.items()}
+    server.extras = prototypes | {"history": torch.tensor([9.0, 9.0, 9.0])}
+    assert part.extras(server, own)["history"].tolist() == [2.0, 4.0, 9.0]
 
 
 def test_fixed_clipping_and_none(tmp_path):
@@ -242,7 +247,7 @@ def test_more_clients_than_features_are_told_once(tmp_path, caplog, method, clie
     run = started(method, tmp_path, small_federation([[0, 1, 2, 3]] * clients))  # 8 features
     for round in range(2):
         run.round(round)
-    assert sum(f"of {clients} clients, in 8 dimensions" in record.getMessage() for record in caplog.records) == told
+    assert sum(f"of {clients} clients can lie far off" in record.getMessage() for record in caplog.records) == told
 
 
 def test_missing_classes(tmp_path):
@@ -352,13 +357,6 @@ def test_a_step_does_not_wait_for_the_device(tmp_path, clip):
 
 
 # -- with other models and methods -----------------------------------------------------------------------------
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedprox+fedcoda", "fedcoda(calibrate_bn=false)+hbn", "fedcoda+fedprox"])
-def test_it_composes(tmp_path, method):
-    run = started(method, tmp_path)
-    for round in range(3):
-        run.round(round)
-    assert all(torch.isfinite(tensor).all() for tensor in run.server.weights.values())
 
 
 def test_stateless_clients_will_do(tmp_path):
@@ -369,45 +367,11 @@ def test_stateless_clients_will_do(tmp_path):
     assert (run.server.extras["fedcoda/history"] > 0).all()
 
 
-@pytest.mark.slow
-def test_processes_agree_with_serial(tmp_path):
-    results = []
-    for executor in ("serial", "processes"):
-        run = started("fedcoda", tmp_path / executor, small_federation(UNEVEN), executor=executor, workers=2)
-        try:
-            for round in range(3):
-                tested = run.round(round)
-        finally:
-            run.executor.close()
-        results.append(tested.weights | tested.statistics | run.server.extras)
-    for name, tensor in results[0].items():
-        torch.testing.assert_close(tensor, results[1][name], rtol=1e-4, atol=1e-5)
-
-
 def test_without_batch_norm_only_the_rest_of_it_works(tmp_path):
-    for model in (small_model(nn.Identity), small_model(lambda c: nn.BatchNorm2d(c, track_running_stats=False))):
-        with pytest.raises(MethodError, match="calibrate_bn=false"):
-            Composition.of(methods.build("fedcoda")).prepare(model)
-    for text in ("fedcoda+gn", "fedcoda+fedwon", "hbn+fedcoda"):
-        with pytest.raises(MethodError):
-            Composition.of(methods.build(text)).prepare(small_model())
-    with pytest.raises(MethodError, match="no layer has any that travel"):
-        started("silobn+fedcoda", tmp_path / "silobn").round(0)
+    for i, norm in enumerate((nn.Identity, lambda c: nn.BatchNorm2d(c, track_running_stats=False))):
+        with pytest.raises(MethodError, match="no layer has any that travel"):
+            started("fedcoda", tmp_path / str(i), model=small_model(norm)).round(0)
+    for text in ("fedcoda+gn", "fedcoda+fedwon", "silobn+fedcoda"):
+        with pytest.raises(MethodError, match="no layer has any that travel"):
+            started(text, tmp_path / text).round(0)
     started("fedcoda(calibrate_bn=false)", tmp_path, model=small_model(nn.Identity)).round(0)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "lambda_fa=-1",
-        "temperature=0",
-        "calibrate_from=2",
-        "beta=-0.1",
-        "clip=often",
-        "aggregation=median",
-        "history_from=end",
-    ],
-)
-def test_wrong_options_are_refused(text):
-    with pytest.raises(FedkeelError, match="of fedcoda is"):
-        methods.build(f"fedcoda({text})")

@@ -12,10 +12,8 @@ from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Update
 from fedkeel.core.method import Method
 from fedkeel.core.state import Tensors
-from fedkeel.errors import FedkeelError
 from fedkeel.methods.fedgma import agreement_mask
 from tests import tiny
-from tests.methods import together
 from tests.methods.small import broadcast, names, started
 
 
@@ -89,28 +87,3 @@ def test_it_masks_what_the_part_before_it_made():
     mean = {"w": torch.tensor([2.0, -1.0])}
     both = Composition([Doubled(), methods.build("fedgma")])
     assert both.weights(server, updates, mean)["w"].tolist() == [4.0, 0.0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{"participation": 0.7}, {"batch_size": 1, "rounds": 2}])
-def test_executors_agree(tmp_path: Path, options: dict[str, float]) -> None:
-    together.assert_executors_agree(tmp_path, "fedgma", **options)
-
-
-@pytest.mark.slow
-def test_it_composes_and_both_parts_act(tmp_path: Path) -> None:
-    together.assert_it_composes(tmp_path, "fedgma(tau=1)")
-    for other in ("greg", "hbn"):
-        alone = stored(tiny.run(tmp_path / f"alone{other}", "fedgma(tau=1)", rounds=2))
-        both = stored(tiny.run(tmp_path / f"both{other}", f"fedgma(tau=1)+{other}", rounds=2))
-        assert not torch.equal(alone["encoder.1.running_mean"], both["encoder.1.running_mean"])
-
-
-def test_its_steps_are_those_of_fedavg():
-    assert Composition.of(methods.build("fedgma")).uncapturable == []
-
-
-@pytest.mark.parametrize("option", ["tau=-0.1", "tau=1.1", "server_lr=0"])
-def test_wrong_options_are_refused_by_name(option):
-    with pytest.raises(FedkeelError, match=f"'{option.partition('=')[0]}' of fedgma"):
-        methods.build(f"fedgma({option})")

@@ -8,14 +8,12 @@ import safetensors.torch
 import torch
 
 from fedkeel import methods
-from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Update
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, select
 from fedkeel.engine.rounds import Federated
-from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.errors import MethodError
 from tests import tiny
-from tests.methods import together
 from tests.methods.small import broadcast, names, started
 
 
@@ -76,7 +74,8 @@ def test_every_round_is_that_of_the_formulas(tmp_path, tau, beta, participation)
     for round in range(5):
         old = arrays(run.server.weights)
         trained = {}
-        for name in run._sample(round):
+        run._sample(round)
+        for name in run.server.participants:
             update, _ = run.setup.worker.train(name, broadcast(run, round), run.memory.look(name))
             trained[name] = arrays(update.weights)
         run.round(round)
@@ -181,28 +180,6 @@ def test_statistics_and_counters_keep_their_own_rule(tmp_path: Path) -> None:
         assert torch.equal(plain[name], healed[name]) is not is_weight, name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{"participation": 0.7, "rounds": 4}, {"batch_size": 1, "rounds": 2}])
-def test_executors_agree(tmp_path: Path, options: dict[str, float]) -> None:
-    together.assert_executors_agree(tmp_path, "fedheal", **options)
-
-
-def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> None:
-    together.assert_it_resumes(tmp_path, "fedheal", participation=0.7)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("other", ["greg", "hbn"])
-def test_it_composes_and_both_parts_act(tmp_path: Path, other: str) -> None:
-    together.assert_it_composes(tmp_path, "fedheal", [other])
-    alone, both = (
-        safetensors.torch.load_file(tiny.run(tmp_path / f"2{m}", m, rounds=3).directory / "model.safetensors")
-        for m in ("fedheal", f"fedheal+{other}")
-    )
-    assert not torch.equal(alone["encoder.1.running_mean"], both["encoder.1.running_mean"])
-    assert not torch.equal(alone["head.weight"], both["head.weight"])
-
-
 def test_it_leaves_alone_what_fedbn_keeps(tmp_path):
     run = started("fedheal+fedbn", tmp_path)
     run.round(0)
@@ -221,16 +198,6 @@ def test_the_mean_that_others_made_is_not_discarded_in_silence():
 def test_stateless_clients_are_refused(tmp_path):
     with pytest.raises(MethodError, match="'fedheal' needs clients that remember"):
         started("fedheal", tmp_path, stateless=True)
-
-
-def test_its_steps_are_those_of_fedavg():
-    assert Composition.of(methods.build("fedheal")).uncapturable == []
-
-
-@pytest.mark.parametrize("option", ["tau=-0.1", "beta=1.5"])
-def test_wrong_options_are_refused_by_name(option):
-    with pytest.raises(FedkeelError, match=f"'{option.partition('=')[0]}' of fedheal"):
-        methods.build(f"fedheal({option})")
 
 
 def fake_server(weights: Tensors) -> Server:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from fedkeel import methods, models
 from fedkeel.core.composition import Composition
 from fedkeel.core.state import Tensors
-from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.errors import MethodError
 from tests import tiny
 from tests.methods import together
 from tests.methods.small import names, pixels, small_model, started
@@ -148,23 +147,6 @@ def test_without_any_answer_the_last_mean_stays(tmp_path):
 
 
 # -- everywhere --------------------------------------------------------------------------------------------------
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{"participation": 0.7, "rounds": 3}, {"batch_size": 1, "rounds": 2}])
-def test_executors_agree(tmp_path: Path, options: dict[str, float]) -> None:
-    together.assert_executors_agree(tmp_path, "fediir(gamma=0.1)", **options)
-
-
-def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> None:
-    together.assert_it_resumes(tmp_path, "fediir(gamma=0.1)", participation=0.7)
-
-
-@pytest.mark.slow
-def test_it_composes_and_both_parts_act(tmp_path: Path) -> None:
-    together.assert_it_composes(tmp_path, "fediir(gamma=0.5)")
-    for other in ("greg", "hbn"):
-        alone = tiny.result(tiny.run(tmp_path / f"alone{other}", "fediir(gamma=0.5)", rounds=2))
-        both = tiny.result(tiny.run(tmp_path / f"both{other}", f"fediir(gamma=0.5)+{other}", rounds=2))
-        assert alone["model.safetensors"] != both["model.safetensors"]
 
 
 @pytest.mark.parametrize("method", ["fediir(gamma=0.5)", "fediir(gamma=0.5)+greg", "hbn+fediir(gamma=0.5)"])
@@ -190,9 +172,3 @@ def test_a_classifier_that_does_not_train_is_refused():
     model.head.requires_grad_(False)
     with pytest.raises(MethodError, match="none of its parameters trains"):
         Composition.of(methods.build("fediir")).prepare(model)
-
-
-@pytest.mark.parametrize("option", ["gamma=-1", "ema=1", "ema=-0.1"])
-def test_wrong_options_are_refused_by_name(option):
-    with pytest.raises(FedkeelError, match=f"'{option.partition('=')[0]}' of fediir"):
-        methods.build(f"fediir({option})")

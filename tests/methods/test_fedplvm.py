@@ -5,23 +5,18 @@ import math
 import pytest
 import torch
 
-from fedkeel import methods
 from fedkeel.core.checking import check
 from fedkeel.engine.rounds import Federated
-from fedkeel.errors import FedkeelError
 from fedkeel.formulas.clustering import cluster_means
 from tests.methods.small import broadcast, pixels, small_federation, started
 from tests.methods.steps import (
     assert_descends,
-    assert_executors_agree,
-    assert_replayable,
     cosine,
     cross_entropy,
     global_output,
     rounds,
     train,
 )
-from tests.methods.together import assert_it_resumes
 
 UNEVEN = [[0, 1, 2] * 4, [0, 0, 0, 1], [0, 2, 2]]  # class 3 is nowhere, class 2 not on client1
 
@@ -120,37 +115,3 @@ def test_missing_classes_and_single_samples(tmp_path, batch_size):
     after = rounds(run, 3)
     assert set(run.server.extras["fedplvm/classes"].tolist()) - {-1} == {0, 1, 2}
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
-
-
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
-    assert_it_resumes(tmp_path, "fedplvm(lambda_=1)")
-
-
-def test_processes_agree_with_serial(tmp_path):
-    assert_executors_agree("fedplvm(lambda_=1)", tmp_path, small_federation(UNEVEN))
-
-
-def test_a_graph_of_its_steps_can_be_replayed(tmp_path):
-    run = started("fedplvm(lambda_=1)", tmp_path, small_federation(UNEVEN))
-    for round in range(2):
-        assert_replayable(run, round)
-        run.round(round)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("other", ["greg", "hbn"])
-def test_it_acts_together_with(tmp_path, other):
-    own = "fedplvm(lambda_=1)"
-    results = {
-        method: rounds(started(method, tmp_path / str(i)), 2)["encoder.0.weight"]
-        for i, method in enumerate((own, other, f"{own}+{other}"))
-    }
-    assert torch.isfinite(results[f"{own}+{other}"]).all()
-    assert not torch.allclose(results[f"{own}+{other}"], results[own], rtol=1e-3)
-    assert not torch.allclose(results[f"{own}+{other}"], results[other], rtol=1e-3)
-
-
-def test_wrong_options_are_refused():
-    for text in ("lambda_=-1", "alpha=0", "alpha=2", "temperature=0"):
-        with pytest.raises(FedkeelError, match="of fedplvm is"):
-            methods.build(f"fedplvm({text})")

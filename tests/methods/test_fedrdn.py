@@ -16,14 +16,12 @@ from fedkeel.data.federation import Client, Federation
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.tasks import Task
-from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.errors import MethodError
 from tests import vectors
 from tests.methods.small import broadcast, pixels, small_federation, small_model, started
-from tests.methods.steps import assert_executors_agree, assert_replayable, rounds, train
-from tests.methods.together import assert_it_resumes
+from tests.methods.steps import rounds, train
 
 CLIENTS = ["client0", "client1", "client2"]
-BOTH = ["fedrdn", "fedrdn(draw=batch)"]
 
 
 def pair_by_hand(x: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -93,23 +91,6 @@ def test_each_image_is_normalised_with_the_pair_of_one_client_drawn_at_random(tm
     assert counts.min() > 12  # of 80 images, a third each
     first = drawn[:8]
     assert len(set(first)) > 1  # within one batch
-
-
-def test_the_released_code_draws_mean_and_deviation_apart_once_for_a_batch(tmp_path):
-    federation = small_federation([[0, 1, 2, 3] * 20, [0, 1] * 5, [2, 3] * 7])
-    run, steps = looked_at("fedrdn(draw=batch)", tmp_path, federation, batch_size=4)
-    drawn = set()
-    for before, after in steps:
-        mean, std = used(before[0], after[0])
-        means = [k for k, (m, _) in enumerate(pool(run)) if np.allclose(mean, m, atol=1e-4)]
-        stds = [k for k, (_, s) in enumerate(pool(run)) if np.allclose(std, s, atol=1e-4)]
-        assert len(means) == len(stds) == 1
-        drawn.add((means[0], stds[0]))
-        torch.testing.assert_close(
-            after, (before - before[0]) / torch.from_numpy(std).float()[:, None, None] + after[0]
-        )
-    assert any(a != b for a, b in drawn)
-    assert len(drawn) > 4
 
 
 def test_it_takes_the_place_of_the_data_sets_normalisation(tmp_path):
@@ -198,28 +179,10 @@ def test_images_of_one_colour_are_not_divided_by_zero(tmp_path):
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
 
 
-@pytest.mark.parametrize("method", BOTH)
 @pytest.mark.parametrize("batch_size", [8, 1])
-def test_missing_classes_and_single_samples(tmp_path, method, batch_size):
-    run = started(method, tmp_path, small_federation([[0, 1, 2] * 4, [0], [2, 2]]), batch_size=batch_size)
+def test_missing_classes_and_single_samples(tmp_path, batch_size):
+    run = started("fedrdn", tmp_path, small_federation([[0, 1, 2] * 4, [0], [2, 2]]), batch_size=batch_size)
     assert all(torch.isfinite(tensor).all() for tensor in rounds(run, 2).values())
-
-
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
-    assert_it_resumes(tmp_path, "fedrdn")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", BOTH)
-def test_processes_agree_with_serial(tmp_path, method):
-    assert_executors_agree(method, tmp_path, small_federation())
-
-
-@pytest.mark.parametrize("method", BOTH)
-def test_a_graph_of_its_steps_can_be_replayed(tmp_path, method):
-    run = started(method, tmp_path, small_federation([[0, 1, 2, 3] * 4, [0, 1, 2]]))
-    ask(run)
-    assert_replayable(run, 0)
 
 
 def test_rounds_and_clients_draw_differently(tmp_path):
@@ -235,18 +198,6 @@ def test_rounds_and_clients_draw_differently(tmp_path):
     assert not torch.allclose(sums[0], sums[2])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("other", ["greg", "hbn"])
-def test_it_acts_together_with(tmp_path, other):
-    results = {
-        method: rounds(started(method, tmp_path / method), 2)["encoder.0.weight"]
-        for method in ("fedrdn", other, f"fedrdn+{other}")
-    }
-    assert torch.isfinite(results[f"fedrdn+{other}"]).all()
-    assert not torch.allclose(results[f"fedrdn+{other}"], results["fedrdn"], rtol=1e-3)
-    assert not torch.allclose(results[f"fedrdn+{other}"], results[other], rtol=1e-3)
-
-
 def test_hbn_collects_its_statistics_on_images_normalised_with_the_clients_own_pair(tmp_path):
     run = started("fedrdn+hbn(record=batch)", tmp_path)
     ask(run)
@@ -260,8 +211,6 @@ def test_hbn_collects_its_statistics_on_images_normalised_with_the_clients_own_p
 
 
 def test_what_cannot_work_is_refused():
-    with pytest.raises(FedkeelError, match="'draw' of fedrdn is"):
-        methods.build("fedrdn(draw=pixel)")
     flat = Classifier(nn.Flatten(), nn.Linear(12, 2), 12, 2)
     methods.build("fedrdn").prepare(flat)
     with pytest.raises(MethodError, match="a layer of 12 inputs on images: choose a convolutional model"):

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedkeel import methods
-from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.errors import MethodError
 from tests import tiny
 from tests.methods import together
 
@@ -99,23 +97,7 @@ def test_it_is_written_before_what_corrects_gradients() -> None:
         torch.testing.assert_close(results[0][name], plain - RATE, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_executors_agree_and_it_resumes(tmp_path: Path) -> None:
-    together.assert_executors_agree(tmp_path / "a", "fedsam")
-    together.assert_it_resumes(tmp_path / "b", "fedsam")
-
-
-@pytest.mark.slow
-def test_it_composes(tmp_path: Path) -> None:
-    together.assert_it_composes(tmp_path, "fedsam", ("greg", "hbn", "fedprox", "univarfl"))
-
-
 @pytest.mark.parametrize("method", ["fedsam", "fedsam+hbn", "greg+fedsam"])
 def test_a_captured_step_serves_one_client_after_another(method: str) -> None:
     worker = tiny.setup(method).worker
     together.assert_a_slot_serves_all(worker, tiny.broadcast(worker, 1), {name: {} for name in tiny.SIZES})
-
-
-def test_wrong_options_are_refused() -> None:
-    with pytest.raises(FedkeelError, match="of fedsam is"):
-        methods.build("fedsam(rho=0)")

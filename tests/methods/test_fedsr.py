@@ -15,7 +15,7 @@ from fedkeel.core.client import LocalClient
 from fedkeel.core.method import Method
 from fedkeel.core.state import Role, roles
 from fedkeel.engine.evaluation import Evaluator
-from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.errors import MethodError
 from fedkeel.methods.fedsr import StochasticHead
 from fedkeel.nn.draws import normal
 from tests import tiny
@@ -232,26 +232,6 @@ def test_a_trained_model_comes_back_with_the_same_predictions(tmp_path: Path) ->
 
 
 # -- everywhere --------------------------------------------------------------------------------------------------
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{"participation": 0.7, "rounds": 3}, {"batch_size": 1, "rounds": 2}])
-def test_executors_agree(tmp_path: Path, options: dict[str, float]) -> None:
-    together.assert_executors_agree(tmp_path, SMALL, **options)
-
-
-def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> None:
-    together.assert_it_resumes(tmp_path, SMALL, participation=0.7)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("other", ["greg", "hbn", "fediir(gamma=0.5)", "fedgma(tau=1)"])
-def test_it_composes_and_both_parts_act(tmp_path: Path, other: str) -> None:
-    alone = load_file(tiny.run(tmp_path / "alone", SMALL, rounds=2).directory / "model.safetensors")
-    for number, text in enumerate((f"{SMALL}+{other}", f"{other}+{SMALL}")):
-        run = tiny.run(tmp_path / str(number), text, rounds=2)
-        both = load_file(run.directory / "model.safetensors")
-        assert "head.moments.weight" in both
-        assert not torch.equal(both["encoder.0.weight"], alone["encoder.0.weight"])
-        assert all(torch.isfinite(tensor).all() for tensor in both.values())
 
 
 @pytest.mark.parametrize("method", [SMALL, f"{SMALL}+greg", f"hbn+{SMALL}"])
@@ -283,9 +263,3 @@ def test_the_default_representation_has_512_dimensions():
     methods.build("fedsr").prepare(model)
     assert model.head.moments.weight.shape == (1024, 8)
     assert model.head.classifier.weight.shape == (4, 512)
-
-
-@pytest.mark.parametrize("option", ["lambda_l2r=-1", "lambda_cmi=-1", "z_dim=0", "samples=0"])
-def test_wrong_options_are_refused_by_name(option):
-    with pytest.raises(FedkeelError, match=f"'{option.partition('=')[0]}' of fedsr"):
-        methods.build(f"fedsr({option})")

@@ -62,8 +62,7 @@ def test_gradients_are_clipped_at_batch_32_and_not_at_batch_4(tmp_path):
         assert same(automatic, without) == (size == 4)
 
 
-@pytest.mark.parametrize("clip_head", [True, False])
-def test_no_gradient_is_longer_than_its_unit_allows(tmp_path, clip_head):
+def test_no_gradient_is_longer_than_its_unit_allows(tmp_path):
     ratios: dict[str, float] = {}
 
     def look(client: LocalClient) -> None:
@@ -73,11 +72,8 @@ def test_no_gradient_is_longer_than_its_unit_allows(tmp_path, clip_head):
             length = length / size.clamp_min(1e-3)
             ratios[name] = max(ratios.get(name, 0.0), float(length.max()))
 
-    trained([methods.build("fedwon", clipping=0.02, agc=True, clip_head=clip_head), Probe(gradients=look)], tmp_path)
-    head = {name: ratio for name, ratio in ratios.items() if name.startswith("head.")}
-    body = {name: ratio for name, ratio in ratios.items() if name not in head}
-    assert max(body.values()) == pytest.approx(0.02, rel=1e-4)
-    assert (max(head.values()) <= 0.02 + 1e-6) == clip_head
+    trained([methods.build("fedwon", clipping=0.02, agc=True), Probe(gradients=look)], tmp_path)
+    assert max(ratios.values()) == pytest.approx(0.02, rel=1e-4)
 
 
 def test_hbns_factor_is_not_clipped(tmp_path):
@@ -141,19 +137,7 @@ def test_depthwise_convolutions_standardise_and_fold():
     torch.testing.assert_close(fold(model)(x).logits, model(x).logits)
 
 
-def test_it_composes(tmp_path):
-    run = started("fedprox+fedwon", tmp_path)
-    run.round(0)
-    assert all(torch.isfinite(tensor).all() for tensor in run.server.weights.values())
-
-
 def test_a_model_of_a_head_alone_is_refused():
     model = Classifier(nn.Flatten(), nn.Linear(192, 4), feature_dim=192, num_classes=4)
     with pytest.raises(MethodError, match="no convolution to standardise"):
         methods.build("fedwon").prepare(model)
-
-
-@pytest.mark.parametrize("text", ["clipping=0", "agc=sometimes", "agc_from_batch=0", "gain=0", "gain=inf"])
-def test_wrong_options_are_refused(text):
-    with pytest.raises(FedkeelError, match="of fedwon is"):
-        methods.build(f"fedwon({text})")

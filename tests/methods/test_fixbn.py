@@ -11,7 +11,7 @@ from fedkeel import methods
 from fedkeel.core import state
 from fedkeel.core.client import LocalClient
 from fedkeel.core.composition import Composition
-from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.errors import MethodError
 from tests.methods.small import Probe, broadcast, pixels, small_model, started
 
 
@@ -98,9 +98,3 @@ def test_it_is_refused_where_it_has_nothing_to_act_on(tmp_path):
         started("silobn+fixbn", tmp_path / "b").round(0)
     with pytest.raises(MethodError, match="statistics"):
         Composition([methods.build("fbn"), methods.build("fixbn")])
-
-
-@pytest.mark.parametrize("option", ["freeze_from=1.5", "clip_norm=-1"])
-def test_wrong_options_are_refused_by_name(option):
-    with pytest.raises(FedkeelError, match=option.partition("=")[0]):
-        methods.build(f"fixbn({option})")

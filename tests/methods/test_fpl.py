@@ -4,29 +4,21 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
-from fedkeel import methods
 from fedkeel.core.checking import check
-from fedkeel.core.method import Method
 from fedkeel.engine.rounds import Federated
-from fedkeel.errors import FedkeelError
 from fedkeel.formulas.prototypes import clustered, padded, regrouped
 from tests.methods.small import broadcast, pixels, small_federation, started
 from tests.methods.steps import (
     assert_descends,
-    assert_executors_agree,
-    assert_replayable,
     cosine,
     cross_entropy,
     global_output,
     rounds,
     train,
 )
-from tests.methods.together import assert_it_resumes
 
 UNEVEN = [[0, 1, 2] * 4, [0, 0, 0, 1], [0, 2, 2]]  # class 3 is nowhere, class 2 not on client1
-BOTH = ["fpl", "fpl(prototypes=seen)"]
 
 
 def expected_loss(run: Federated, name: str, temperature: float) -> tuple[float, float]:
@@ -79,31 +71,6 @@ def test_a_client_sends_class_means_of_its_trained_model(tmp_path):
     assert update.extras["fpl/present"].tolist() == [True, True, False, False]
 
 
-@pytest.mark.parametrize("epochs", [1, 3])
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_or_the_means_of_what_its_last_epoch_saw(tmp_path, epochs, drop_last):
-    seen: list[tuple[Tensor, Tensor]] = []
-
-    class Look(Method):
-        name = "look"
-
-        def loss(self, client, batch, output):
-            seen.append((output.features.detach().clone(), batch.y))
-            return 0.0
-
-    run = started(
-        [methods.build("fpl(prototypes=seen)"), Look()], tmp_path, small_federation([[0, 1, 2] * 7]),
-        local_epochs=epochs, drop_last=drop_last,
-    )  # fmt: skip
-    sent = train(run).extras
-    steps = 2 if drop_last else 3  # of 21 samples in eights
-    assert len(seen) == epochs * steps
-    features, labels = (torch.cat(parts) for parts in zip(*seen[-steps:], strict=True))
-    for c in range(3):
-        torch.testing.assert_close(sent["fpl/prototypes"][c], features[labels == c].mean(dim=0))
-    assert sent["fpl/present"].tolist() == [True, True, True, False]
-
-
 def test_the_server_keeps_a_prototype_for_each_cluster_of_clients():
     east, north = torch.tensor([[1.0, 0.1], [1.0, 0.0], [0.9, 0.1]]), torch.tensor([[0.1, 1.0], [0.0, 1.0]])
     sent = [(row[None], torch.tensor([2])) for row in (*east, *north)]
@@ -129,47 +96,9 @@ def test_rows_are_padded_to_a_power_of_two_with_rows_of_no_class():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", BOTH)
 @pytest.mark.parametrize("batch_size", [8, 1])
-def test_missing_classes_and_single_samples(tmp_path, method, batch_size):
-    run = started(method, tmp_path, small_federation(UNEVEN), batch_size=batch_size, learning_rate=0.01)
+def test_missing_classes_and_single_samples(tmp_path, batch_size):
+    run = started("fpl", tmp_path, small_federation(UNEVEN), batch_size=batch_size, learning_rate=0.01)
     after = rounds(run, 3)
     assert set(run.server.extras["fpl/classes"].tolist()) == {0, 1, 2, -1}
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
-
-
-@pytest.mark.slow
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
-    assert_it_resumes(tmp_path, "fpl(prototypes=seen)")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", BOTH)
-def test_processes_agree_with_serial(tmp_path, method):
-    assert_executors_agree(method, tmp_path, small_federation(UNEVEN))
-
-
-@pytest.mark.parametrize("method", BOTH)
-def test_a_graph_of_its_steps_can_be_replayed(tmp_path, method):
-    run = started(method, tmp_path, small_federation(UNEVEN))
-    for round in range(2):
-        assert_replayable(run, round)
-        run.round(round)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("other", ["greg", "hbn"])
-def test_it_acts_together_with(tmp_path, other):
-    results = {
-        method: rounds(started(method, tmp_path / method), 2)["encoder.0.weight"]
-        for method in ("fpl", other, f"fpl+{other}")
-    }
-    assert torch.isfinite(results[f"fpl+{other}"]).all()
-    assert not torch.allclose(results[f"fpl+{other}"], results["fpl"], rtol=1e-3)
-    assert not torch.allclose(results[f"fpl+{other}"], results[other], rtol=1e-3)
-
-
-def test_wrong_options_are_refused():
-    for text in ("temperature=0", "prototypes=guessed"):
-        with pytest.raises(FedkeelError, match="of fpl is"):
-            methods.build(f"fpl({text})")

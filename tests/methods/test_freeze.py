@@ -117,18 +117,6 @@ def test_a_head_that_another_part_puts_in_is_frozen_too() -> None:
     assert not model.head.weight.requires_grad
 
 
-@pytest.mark.slow
-def test_executors_agree_and_it_resumes(tmp_path: Path) -> None:
-    for head in ("fixed", "local"):
-        together.assert_executors_agree(tmp_path / f"{head} a", f"freeze(head={head})")
-        together.assert_it_resumes(tmp_path / f"{head} b", f"freeze(head={head})")
-
-
-@pytest.mark.slow
-def test_it_composes(tmp_path: Path) -> None:
-    together.assert_it_composes(tmp_path, "freeze")
-
-
 @pytest.mark.parametrize("head", ["fixed", "local"])
 def test_a_captured_step_serves_one_client_after_another(head: str) -> None:
     worker = tiny.setup(f"freeze(head={head})").worker

@@ -14,7 +14,7 @@ from fedkeel.core.client import LocalClient
 from fedkeel.core.composition import Composition
 from fedkeel.core.method import Method
 from fedkeel.core.state import Tensors
-from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.errors import MethodError
 from tests import tiny
 from tests.methods import together
 from tests.methods.small import started
@@ -218,30 +218,9 @@ def test_clients_that_forget_are_refused() -> None:
         tiny.setup("scaffold", stateless=True)
 
 
-def test_executors_agree(tmp_path: Path) -> None:
-    together.assert_executors_agree(tmp_path, "scaffold", participation=0.7)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["scaffold", "scaffold(option=I)"])
-def test_it_resumes(tmp_path: Path, method: str) -> None:
-    together.assert_it_resumes(tmp_path, method, participation=0.7)
-
-
-@pytest.mark.slow
-def test_it_composes(tmp_path: Path) -> None:
-    together.assert_it_composes(tmp_path, "scaffold", ("greg", "hbn", "fedprox", "fedwon+hbn"))
-
-
 @pytest.mark.parametrize("method", ["scaffold", "scaffold(option=I)", "scaffold+hbn", "greg+scaffold"])
 def test_a_captured_step_serves_one_client_after_another(method: str) -> None:
     worker = tiny.setup(method).worker
     message = tiny.broadcast(worker, 1, extras=scoped(control_variate(1)))
     memories = {"hospital": scoped(control_variate(2)), "ward": {}, "clinic": scoped(control_variate(3))}
     together.assert_a_slot_serves_all(worker, message, memories)
-
-
-@pytest.mark.parametrize("text", ["option=III", "server_lr=0"])
-def test_wrong_options_are_refused(text: str) -> None:
-    with pytest.raises(FedkeelError, match="of scaffold is"):
-        methods.build(f"scaffold({text})")

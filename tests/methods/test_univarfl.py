@@ -6,10 +6,8 @@ import math
 import pytest
 import torch
 
-from fedkeel import methods
 from fedkeel.core import state
 from fedkeel.engine.rounds import Federated
-from fedkeel.errors import FedkeelError
 from tests.methods.small import CLASSES, broadcast, small_federation, started
 
 
@@ -55,9 +53,3 @@ def test_the_loss_of_a_real_step_is_that_of_equation_4(tmp_path, options, lambda
         assert update.metrics["loss"] == pytest.approx(wanted, rel=1e-4)
         assert abs(wanted - expected_loss(run, "client0", 0, 0, eps)) > 1e-2
         run.round(round)
-
-
-@pytest.mark.parametrize("option", ["lambda_=-1", "mu=-0.5", "eps=0"])
-def test_wrong_options_are_refused_by_name(option):
-    with pytest.raises(FedkeelError, match=option.partition("=")[0]):
-        methods.build(f"univarfl({option})")

@@ -57,19 +57,6 @@ def test_a_captured_step_asks_the_host_nothing(method: str) -> None:
     assert_a_slot_serves_all(setup.worker, broadcast, {"north": {}, "south": {}})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS.names())
-def test_processes_agree_with_serial(method: str, tmp_path: Path) -> None:
-    runs = [
-        fedkeel.simulate(
-            {**OPTIONS, "executor": executor, "workers": 2 if executor == "processes" else 1},
-            method=name(method), federation=vectors.federation(), directory=tmp_path / executor,
-        )
-        for executor in ("serial", "processes")
-    ]  # fmt: skip
-    assert tiny.result(runs[0]) == tiny.result(runs[1])
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("method", METHODS.names())

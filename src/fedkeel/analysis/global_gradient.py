@@ -12,11 +12,11 @@ from contextlib import nullcontext
 
 from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, keyed
+from fedkeel.analysis.gradient_norms import gradient_norm
 from fedkeel.analysis.snapshot import some_clients
 from fedkeel.core.state import prefixed
 from fedkeel.engine.local import LOCAL, Worker
 from fedkeel.errors import FedkeelError
-from fedkeel.formulas.diagnostics import gradient_norm
 from fedkeel.nn.surgery import batch_statistics
 
 OF_A_ROUND = ("start", "finish", "extras", "before_training")

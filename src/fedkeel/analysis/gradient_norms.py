@@ -15,13 +15,13 @@ global ones. How far these two lie apart is the jump that a switch of statistics
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed
@@ -30,7 +30,6 @@ from fedkeel.core.state import batch_norms
 from fedkeel.data.federation import Client
 from fedkeel.engine.local import WATCHED, StepWatch
 from fedkeel.errors import FedkeelError
-from fedkeel.formulas.diagnostics import gradient_norm, gradient_norms
 from fedkeel.nn.surgery import batch_statistics
 
 METRICS = {"computed": "gradient_norm", "used": "used_gradient_norm", "largest": "largest_gradient_norm"}
@@ -170,3 +169,32 @@ def figures_at_rest(measured: list[Measured], switch: str) -> list[Figure]:
 
 def _mean(values: dict[str, float]) -> float | None:
     return float(np.mean(list(values.values()))) if values else None
+
+
+def gradient_norms(parameters: Iterable[Tensor]) -> Tensor:
+    """The L2 norm of each parameter's gradient, 0 without one, in double precision, on their device: (P,).
+
+    Reference: FedCoda, Eq. 10 and Lemma 1.
+
+    >>> weight = torch.zeros(2, requires_grad=True)
+    >>> weight.grad = torch.tensor([3.0, 4.0])
+    >>> gradient_norms([weight, torch.zeros(1)]).tolist()
+    [5.0, 0.0]
+    """
+    gradients = [p.new_zeros(()) if p.grad is None else p.grad for p in parameters]
+    if not gradients:
+        return torch.zeros(0, dtype=torch.float64)
+    return torch.stack([norm.double() for norm in torch._foreach_norm(gradients)])
+
+
+def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
+    """The L2 norm of all gradients together, in double precision, on their device.
+
+    Reference: FedCoda, Figure 4; UniVarFL, Theorem 1.
+
+    >>> weight = torch.zeros(2, requires_grad=True)
+    >>> weight.grad = torch.tensor([3.0, 4.0])
+    >>> gradient_norm([weight]).item()
+    5.0
+    """
+    return gradient_norms(parameters).square().sum().sqrt()

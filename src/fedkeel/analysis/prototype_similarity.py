@@ -9,11 +9,13 @@ After a run the clients' models are gone: the global one, with the layers that a
 """
 
 import torch
+from torch import Tensor
 
 from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, over_rounds
 from fedkeel.analysis.figures import Figure, bars, keyed, matrix
-from fedkeel.formulas.diagnostics import mean_similarity, prototype_distances, prototype_similarities
-from fedkeel.formulas.prototypes import local_prototypes
+from fedkeel.formulas.aggregation import mean_prototype
+from fedkeel.formulas.prototypes import global_prototypes, local_prototypes
+from fedkeel.formulas.similarity import cosines
 
 
 @diagnostic("prototype-similarity")
@@ -50,3 +52,52 @@ class PrototypeSimilarity(Diagnostic):
         title = f"Cosine similarity of two clients' prototypes, {last}"
         square = matrix(title, names, names, last.values["similarity"], "client", "client", note=note, number=mean)
         return keyed([*figures, square], "similarity of prototypes", mean, "high")
+
+
+def prototype_similarities(prototypes: Tensor, present: Tensor) -> Tensor:
+    """Cosine similarity of each pair of clients' prototypes, class by class, NaN where one of the two has none.
+
+    Args:
+        prototypes: (K, C, d).
+        present: (K, C), bool: which classes a client has.
+
+    Returns:
+        (C, K, K)
+
+    Reference: FedCoda, Table 7.
+
+    >>> prototypes = torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]]])  # two clients, one class
+    >>> prototype_similarities(prototypes, torch.tensor([[True], [True]]))
+    tensor([[[1., 0.],
+             [0., 1.]]])
+    """
+    by_class = torch.stack([cosines(rows, rows) for rows in prototypes.unbind(dim=1)])
+    shared = present.T[:, :, None] & present.T[:, None, :]
+    return torch.where(shared, by_class, torch.nan)
+
+
+def mean_similarity(similarities: Tensor) -> Tensor:
+    """(C, K, K) -> the mean over the pairs that share a class, then over the classes; NaN if no two clients share one.
+
+    Reference: FedCoda, Table 7, which leaves the average open.
+
+    >>> mean_similarity(torch.tensor([[[1.0, 0.5], [0.5, 1.0]]]))
+    tensor(0.5000)
+    """
+    pairs = torch.ones_like(similarities[0], dtype=torch.bool).triu(diagonal=1)
+    return similarities[:, pairs].nanmean(dim=1).nanmean()
+
+
+def prototype_distances(prototypes: Tensor, present: Tensor) -> Tensor:
+    """Of each client the mean distance of its prototypes to those of all clients: (K, C, d), (K, C) -> (K,).
+
+        1/|C_k| sum_{c in C_k} ||p_k,c - p_c||,    p_c the mean over the clients that have the class
+
+    Reference: FedCoda, Eqs. 4-5.
+
+    >>> prototype_distances(torch.tensor([[[0.0, 0.0]], [[6.0, 8.0]]]), torch.tensor([[True], [True]]))
+    tensor([5., 5.])
+    """
+    centers, _ = global_prototypes(list(prototypes), list(present), mean_prototype)
+    distances = (prototypes - centers).norm(dim=-1)
+    return torch.where(present, distances, torch.nan).nanmean(dim=1)

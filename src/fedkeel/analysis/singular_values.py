@@ -12,7 +12,6 @@ from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic,
 from fedkeel.analysis.figures import Figure, keyed, lines
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError
-from fedkeel.formulas.diagnostics import effective_rank
 
 
 def final_weights(model: nn.Module) -> list[Tensor]:
@@ -48,3 +47,15 @@ class SingularValues(Diagnostic):
             *over_rounds("Effective rank of the classifier", "rank", measured, lambda v: {"effective rank": rank(v)}),
         ]
         return keyed(figures, "effective rank of the classifier", rank(measured[-1].values), "high")
+
+
+def effective_rank(singular_values: Tensor) -> float:
+    """exp of the entropy of the normalised singular values: all equal give their number.
+
+    Reference: Roy and Vetterli, 2007; for the classifier of UniVarFL, Figure 1.
+
+    >>> round(effective_rank(torch.tensor([2.0, 2.0, 2.0])), 4)
+    3.0
+    """
+    shares = singular_values[singular_values > 0] / singular_values.sum()
+    return float(torch.special.entr(shares).sum().exp())

@@ -6,11 +6,11 @@ clients of the round, each counting the same: the population variance of each ch
 """
 
 import torch
+from torch import Tensor
 
 from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, over_rounds
 from fedkeel.analysis.figures import Figure, bars, keyed
 from fedkeel.analysis.snapshot import RUNNING
-from fedkeel.formulas.diagnostics import variance_across_clients
 
 
 @diagnostic("statistics-divergence")
@@ -41,3 +41,16 @@ class StatisticsDivergence(Diagnostic):
             figures.append(bars(f"{title} by depth, {last}", label, by_layer, "layer", log_y=True))
         means = list(last.values["mean"].values())
         return keyed(figures, "variance of batch-norm means over clients", sum(means) / len(means))
+
+
+def variance_across_clients(statistics: Tensor) -> Tensor:
+    """The population variance over the clients, averaged over channels: (K, channels) -> scalar.
+
+        v = 1/channels sum_c 1/K sum_k (s_k,c - 1/K sum_j s_j,c)^2
+
+    Reference: GReg, Figure 1, which leaves the average open.
+
+    >>> variance_across_clients(torch.tensor([[0.0, 5.0], [2.0, 5.0]]))
+    tensor(0.5000)
+    """
+    return statistics.var(dim=0, correction=0).mean()

@@ -15,10 +15,10 @@ from torch import Tensor
 from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, over_rounds
 from fedkeel.analysis.diagnostic import names
 from fedkeel.analysis.figures import Figure, points
+from fedkeel.analysis.nmi import clustering_nmi
 from fedkeel.analysis.snapshot import joined
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError, unknown
-from fedkeel.formulas.diagnostics import clustering_nmi
 from fedkeel.options import Positive, Range
 
 MOST_MAPS = 4

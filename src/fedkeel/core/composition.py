@@ -72,6 +72,14 @@ class Composition(Method):
     def is_pooled(self) -> bool:
         return any("clients" in part.traits.replaces for part in self.parts)
 
+    def tested(self, memory: Tensors) -> Tensors:
+        """What a client with this memory is tested with, in the place of the global model's entries: those that it
+        keeps, and what a part has put into its memory as `tested/...`."""
+        if not self.is_personal:
+            return {}
+        own = [select(memory, f"{part.name}/tested") for part in self.parts]
+        return {name: tensor for entries in (select(memory, "local"), *own) for name, tensor in entries.items()}
+
     def is_stranger(self, local: Tensors) -> bool:
         """Whether a client that keeps these layers has none, and is tested by batch for it; see `methods.fedbn`."""
         return not local and any(getattr(part, "unseen", None) == "batch" for part in self._personal)

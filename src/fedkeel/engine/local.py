@@ -274,7 +274,7 @@ class Worker:
 
     def load_tested(self, broadcast: Broadcast, memory: Tensors) -> bool:
         """Load the model that a client with this memory is tested with; whether the client is a stranger to it."""
-        local = select(memory, LOCAL) if self.method.is_personal else {}
+        local = self.method.tested(memory)
         self._load(broadcast, local)
         return self.method.is_stranger(local)
 

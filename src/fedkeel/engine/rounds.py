@@ -17,13 +17,13 @@ from fedkeel.core.checking import check, check_samples
 from fedkeel.core.evaluation import Scores, summarise
 from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, mean_loss, reading
 from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors, prefixed, select
+from fedkeel.core.state import Tensors, prefixed
 from fedkeel.data.federation import Federation
 from fedkeel.engine.best import Best
 from fedkeel.engine.checkpointing import Checkpoint, Storage
 from fedkeel.engine.evaluation import FederatedEvaluation
 from fedkeel.engine.executors.executor import Executor
-from fedkeel.engine.local import LOCAL, QUESTION, WATCHED
+from fedkeel.engine.local import QUESTION, WATCHED
 from fedkeel.engine.metrics import selection
 from fedkeel.engine.schedules import learning_rate_at
 from fedkeel.engine.setup import Setup
@@ -332,5 +332,5 @@ class Federated:
     def local_layers(self) -> Iterator[tuple[str, Tensors]]:
         """What each client keeps of the model now."""
         for name, memory in self.memory.items() if self.method.is_personal else ():
-            if local := select(memory, LOCAL):
+            if local := self.method.tested(memory):
                 yield name, local

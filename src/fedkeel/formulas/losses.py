@@ -4,8 +4,7 @@ Symbols: B samples in a batch (n in UniVarFL), C classes (D in GReg and UniVarFL
 
 A loss asks the host nothing: no `.item()`, no shape that depends on values. So a training step that contains it
 can be captured in a CUDA graph. Half-precision inputs are computed in float32, also under autocast: in bfloat16,
-1 - cos is off by up to 0.004, as much as the `eps` that it is added to. (`loss_gap_bound` is for diagnostics and
-works in float64.)
+1 - cos is off by up to 0.004, as much as the `eps` that it is added to.
 """
 
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedkeel.errors import FedkeelError
-from fedkeel.formulas.similarity import cosines, directions, precise, product
+from fedkeel.formulas.similarity import cosines, precise, product
 
 
 def consistency_kl(logits_a: Tensor, logits_b: Tensor) -> Tensor:
@@ -39,59 +38,8 @@ def consistency_kl(logits_a: Tensor, logits_b: Tensor) -> Tensor:
     >>> round(consistency_kl(likely, unlikely).item(), 4)  # 0.6 log 4
     0.8318
     """
-    return _symmetrised_kl(precise(logits_a), precise(logits_b)).mean()
-
-
-def loss_gap(logits_global: Tensor, logits_batch: Tensor, labels: Tensor) -> Tensor:
-    """What a sample's cross-entropy loses by using global instead of batch statistics.
-
-        Delta = l(q_g, y) - l(q_b, y),    l(q, y) = -log q^y
-
-    Args:
-        logits_global, logits_batch: (B, C), under global and under batch statistics.
-        labels: (B,), int64.
-
-    Returns:
-        (B,). Positive: the sample is predicted worse under global statistics.
-
-    Reference: GReg, Sec. 3 (the training-time and the test-time loss gap).
-
-    >>> half, quarter = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
-    >>> [round(gap, 4) for gap in loss_gap(quarter, half, torch.tensor([0])).tolist()]  # log 2
-    [0.6931]
-    """
-    under_global = F.cross_entropy(precise(logits_global), labels, reduction="none")
-    under_batch = F.cross_entropy(precise(logits_batch), labels, reduction="none")
-    return under_global - under_batch
-
-
-def loss_gap_bound(logits_global: Tensor, logits_batch: Tensor, labels: Tensor) -> Tensor:
-    """The most that `loss_gap` can be, by the divergence that GReg minimises.
-
-        |l(q_g, y) - l(q_b, y)| <= 2 / tau * sqrt(l_reg),    tau = min(q_b^y, q_g^y)
-
-    Computed in float64, so that a tiny tau makes the bound large and not undefined.
-
-    Args:
-        logits_global, logits_batch: (B, C), under global and under batch statistics.
-        labels: (B,), int64.
-
-    Returns:
-        (B,), float64, at least 0.
-
-    Reference: GReg, Proposition 1.
-
-    >>> half, quarter = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
-    >>> [round(bound, 4) for bound in loss_gap_bound(quarter, half, torch.tensor([0])).tolist()]  # 8 sqrt(log 3 / 8)
-    [2.9646]
-    """
-    logits_global, logits_batch = logits_global.double(), logits_batch.double()
-    log_tau = torch.minimum(
-        -F.cross_entropy(logits_global, labels, reduction="none"),
-        -F.cross_entropy(logits_batch, labels, reduction="none"),
-    )
-    tau = log_tau.exp().clamp_min(torch.finfo(torch.float64).tiny)
-    return 2 / tau * _symmetrised_kl(logits_global, logits_batch).sqrt()
+    log_a, log_b = F.log_softmax(precise(logits_a), dim=-1), F.log_softmax(precise(logits_b), dim=-1)
+    return (((log_a.exp() - log_b.exp()) * (log_a - log_b)).sum(dim=-1) / 2).mean()
 
 
 def proximal(weights: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
@@ -126,34 +74,6 @@ def proximal(weights: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
         return torch.zeros(())
     differences = torch._foreach_sub([precise(w) for w in weights], [precise(a) for a in anchors])
     return torch.stack(torch._foreach_norm(differences)).square().sum() / 2
-
-
-def model_contrast(features: Tensor, positives: Tensor, negatives: Tensor, temperature: float = 0.5) -> Tensor:
-    """Contrast of each feature's similarity to the same image's feature in two other models, batch mean.
-
-        l_con = -log( exp(sim(z, z_glob) / tau) / (exp(sim(z, z_glob) / tau) + exp(sim(z, z_prev) / tau)) )
-
-    with the cosine similarity sim, which is 0 to a zero vector.
-
-    Args:
-        features: z, (B, d).
-        positives: z_glob, (B, d), of the model to be near to.
-        negatives: z_prev, (B, d), of the model to be far from.
-        temperature: tau.
-
-    Returns:
-        Scalar, at least 0, and log 2 where both models give the same features.
-
-    Reference: MOON (Li et al., CVPR 2021), Eq. 3.
-
-    >>> z = torch.tensor([[2.0, 0.0]])
-    >>> round(model_contrast(z, z, -z, temperature=1.0).item(), 4)  # log(1 + e^-2)
-    0.1269
-    """
-    z = directions(features)
-    towards = (z * directions(positives)).sum(dim=1)
-    away = (z * directions(negatives)).sum(dim=1)
-    return F.softplus((away - towards) / temperature).mean()
 
 
 def classifier_variance(probabilities: Tensor, threshold: float | None = None) -> Tensor:
@@ -298,9 +218,3 @@ def prototype_calibration(
     others = pairs.sum(dim=1)
     row = (total.where(others > 0, 1) / others.clamp_min(1)).log()
     return row.sum() / known.sum().clamp_min(1)
-
-
-def _symmetrised_kl(logits_a: Tensor, logits_b: Tensor) -> Tensor:
-    """Eq. 5 of GReg for each sample: (B, C), (B, C) -> (B,)."""
-    log_a, log_b = F.log_softmax(logits_a, dim=-1), F.log_softmax(logits_b, dim=-1)
-    return ((log_a.exp() - log_b.exp()) * (log_a - log_b)).sum(dim=-1) / 2

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from fedkeel.core.client import Batch
 from fedkeel.formulas.clustering import cluster_means
-from fedkeel.formulas.similarity import cosines, directions
+from fedkeel.formulas.similarity import cosines
 
-__all__ = ["clustered", "cosine_pull", "direction_distance", "global_prototypes", "local_prototypes"]
-__all__ += ["prototype_contrast"]
+__all__ = ["clustered", "global_prototypes", "local_prototypes", "prototype_contrast"]
 
 _LEAST_SIMILARITY = 1e-6
 """Where a power below 1 of a similarity stops growing steeper."""
@@ -188,54 +187,3 @@ def prototype_contrast(
     of_all = similarity.masked_fill(~present, lowest).logsumexp(dim=1)
     counts = own.any(dim=1)
     return (of_all - of_class).where(counts, 0).sum() / counts.sum().clamp_min(1)
-
-
-def cosine_pull(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor) -> Tensor:
-    """How far the direction of each feature is from that of its class's prototype, batch mean.
-
-        L_c = 2 (1 - cos(z, p_y))^2
-
-    Args:
-        features: (B, d).
-        labels: (B,), int64.
-        prototypes: (C, d). Rows of absent classes may hold anything, NaN included.
-        present: (C,), bool, the classes that have a prototype. Samples of others do not count.
-
-    Returns:
-        Scalar, between 0 and 8.
-
-    Reference: FedPLVM (Wang et al., NeurIPS 2024), the correction term; the factor is that of its code.
-
-    >>> features, prototypes = torch.tensor([[0.0, 3.0], [2.0, 0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-    >>> cosine_pull(features, torch.tensor([0, 1]), prototypes, present=torch.tensor([True, True]))
-    tensor(1.)
-    """
-    own, counts = _own_prototypes(labels, prototypes, present)
-    cosine = (directions(features) * directions(own)).sum(dim=1)
-    return (2 * (1 - cosine).square()).where(counts, 0).sum() / counts.sum().clamp_min(1)
-
-
-def direction_distance(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor) -> Tensor:
-    """Mean squared difference between the directions of each feature and of its class's prototype, batch mean.
-
-        1/d || z/||z|| - p_y/||p_y|| ||^2
-
-    Args and missing classes: as in `cosine_pull`.
-
-    Returns:
-        Scalar, between 0 and 4/d.
-
-    Reference: FedFM (Ye et al., IEEE TSP 2023), l2 matching, as in its code.
-
-    >>> prototypes, present = torch.tensor([[5.0, 0.0]]), torch.tensor([True])
-    >>> direction_distance(torch.tensor([[0.0, 3.0]]), torch.tensor([0]), prototypes, present)
-    tensor(1.)
-    """
-    own, counts = _own_prototypes(labels, prototypes, present)
-    distance = (directions(features) - directions(own)).square().mean(dim=1)
-    return distance.where(counts, 0).sum() / counts.sum().clamp_min(1)
-
-
-def _own_prototypes(labels: Tensor, prototypes: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Each sample's prototype, (B, d), zero where its class has none, and which samples have one, (B,)."""
-    return prototypes.where(present[:, None], 0).index_select(0, labels), present.index_select(0, labels)

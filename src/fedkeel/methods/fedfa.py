@@ -12,7 +12,6 @@ begin with the first batch instead of 0 and 1: otherwise clients would differ by
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +31,6 @@ class FedFA(Method):
 
     p: Share = 0.5  # probability that a layer acts in a step
     momentum: Share = 0.99  # share of the old in the moving averages
-    variance: Literal["channel", "scalar"] = "channel"  # "scalar": one over all of a layer's, as in the released code
 
     def prepare(self, model: nn.Module) -> Callable[[], object]:
         # afterwards: the others may still replace the modules that it hooks into
@@ -75,12 +73,7 @@ class FedFA(Method):
         new: Tensors = {}
         for name in ("mean", "std"):
             stacked = torch.stack([update.extras[name] for update in updates])  # (K, channels of all layers)
-            new[name] = stacked.mean(dim=0)
-            if self.variance == "channel":
-                new[f"{name}_variance"] = stacked.var(dim=0, correction=0)
-            else:
-                parts = torch.split_with_sizes(stacked, [layer.channels for layer in layers_of(server.network)], dim=1)
-                new[f"{name}_variance"] = torch.cat([part.var(correction=0).expand(part.shape[1]) for part in parts])
+            new[name], new[f"{name}_variance"] = stacked.mean(dim=0), stacked.var(dim=0, correction=0)
         return new
 
 

@@ -5,9 +5,7 @@ Clients that train apart put the same class in different places of feature space
 all clients share: the mean feature of the class over all data, under the global model. The server makes it of the
 clients' class means, and local training matches features z to the anchors, when features have come to mean something:
 
-    L = CE + lambda L_match                                                     from round `from_round` on
-    L_match = -log( exp(cos(z, a_y) / tau) / sum_c exp(cos(z, a_c) / tau) )     contrastive guiding ("contrastive")
-    L_match = 1/d || z/||z|| - a_y/||a_y|| ||^2                                 ("l2")
+    L = CE - lambda log( exp(cos(z, a_y) / tau) / sum_c exp(cos(z, a_c) / tau) )            from round `from_round` on
 
 The anchors are of the aggregated model, so they need one more exchange in each round, before training: the round's
 clients are asked. `anchors="update"` saves it: the class means under the locally trained model come with the update.
@@ -17,7 +15,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,9 +23,9 @@ from torch import Tensor
 from fedkeel.config import from_one
 from fedkeel.errors import FedkeelError
 from fedkeel.formulas.losses import feature_alignment
-from fedkeel.formulas.prototypes import direction_distance, local_prototypes
+from fedkeel.formulas.prototypes import local_prototypes
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
-from fedkeel.options import Decay, NotNegative, Only, Positive
+from fedkeel.options import NotNegative, Positive
 
 log = logging.getLogger("fedkeel")
 MOST_SAMPLES = 2.0**40  # of a class: no client has more
@@ -42,10 +40,8 @@ class FedFM(Method):
     traits = Traits(capturable=True)
 
     lambda_: NotNegative = 50.0  # weight of the matching
-    temperature: Annotated[Positive, Only("matching", "contrastive")] = 0.1  # tau
+    temperature: Positive = 0.1  # tau
     from_round: NotNegative = 20  # the first round that matches, from 0; below 1, the share of the rounds before it
-    matching: Literal["contrastive", "l2"] = "contrastive"  # with the anchors
-    momentum: Decay = 0.0  # share of the old anchors in the new
     anchors: Literal["asked", "update"] = "asked"  # in an exchange of their own, or sent with the update
 
     def __post_init__(self) -> None:
@@ -58,29 +54,6 @@ class FedFM(Method):
         """The first round that matches."""
         return floor(rounds * self.from_round + 1e-9) if self.from_round < 1 else int(self.from_round)
 
-    def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
-        return local_anchors(client) if question == "anchors" else super().answer(client, question, tensors)
-
-    def matches(self, client: LocalClient) -> bool:
-        return client.round >= self.begins(client.rounds) and "anchors" in client.extras
-
-    def start(self, client: LocalClient) -> None:
-        client.scratch["matches"] = self.matches(client)
-
-    def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
-        if not client.scratch["matches"]:
-            return 0.0
-        anchors, present = client.extras["anchors"], client.extras["present"]
-        if self.matching == "l2":
-            return self.lambda_ * direction_distance(output.features, batch.y, anchors, present)
-        return self.lambda_ * feature_alignment(output.features, batch.y, anchors, self.temperature, present)
-
-    def finish(self, client: LocalClient) -> Tensors:
-        return local_anchors(client) if self._uploads(client) else {}
-
-    def _uploads(self, party: LocalClient | Server) -> bool:
-        return self.anchors == "update" and party.round + 1 >= self.begins(party.rounds)
-
     def before_training(self, server: Server) -> None:
         begins = self.begins(server.rounds)
         if server.round == 0 and server.rounds <= begins:
@@ -90,7 +63,25 @@ class FedFM(Method):
             )
         if self.anchors == "asked" and server.round >= begins:
             answers = server.ask(server.participants, "anchors").values()
-            server.extras = self._global_anchors([answer.tensors for answer in answers], server.extras)
+            server.extras = global_anchors([answer.tensors for answer in answers], server.extras)
+
+    def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
+        return local_anchors(client) if question == "anchors" else super().answer(client, question, tensors)
+
+    def start(self, client: LocalClient) -> None:
+        client.scratch["matches"] = client.round >= self.begins(client.rounds) and "anchors" in client.extras
+
+    def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
+        if not client.scratch["matches"]:
+            return 0.0
+        anchors, present = client.extras["anchors"], client.extras["present"]
+        return self.lambda_ * feature_alignment(output.features, batch.y, anchors, self.temperature, present)
+
+    def finish(self, client: LocalClient) -> Tensors:
+        return local_anchors(client) if self._uploads(client) else {}
+
+    def _uploads(self, party: LocalClient | Server) -> bool:
+        return self.anchors == "update" and party.round + 1 >= self.begins(party.rounds)
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         if not question and not self._uploads(server):
@@ -99,22 +90,7 @@ class FedFM(Method):
         return {"means": Expected((classes, width)), "counts": Expected((classes,), least=0, most=MOST_SAMPLES)}
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
-        return self._global_anchors([update.extras for update in updates if update.extras], server.extras)
-
-    def _global_anchors(self, sent: Sequence[Tensors], last: Tensors) -> Tensors:
-        """Class means weighted by class counts; a class that none of these clients has keeps its last anchor."""
-        if not sent:
-            return last
-        counts = torch.stack([tensors["counts"] for tensors in sent]).double()  # (K, C)
-        means = torch.stack([tensors["means"] for tensors in sent]).double()  # (K, C, d)
-        total = counts.sum(dim=0)
-        new = ((counts[:, :, None] * means).sum(dim=0) / total.clamp_min(1)[:, None]).to(sent[0]["means"])
-        present = total > 0
-        if last:
-            old, known = last["anchors"], last["present"]
-            new = torch.where((present & known)[:, None], torch.lerp(new, old, self.momentum), new)
-            new, present = torch.where(present[:, None], new, old), present | known
-        return {"anchors": new, "present": present}
+        return global_anchors([update.extras for update in updates if update.extras], server.extras)
 
 
 def local_anchors(client: LocalClient) -> Tensors:
@@ -122,3 +98,17 @@ def local_anchors(client: LocalClient) -> Tensors:
     batches = client.data.passes(client.config.evaluation_batch)
     means, counts = local_prototypes(client.model, batches, client.num_classes)
     return {"means": means, "counts": counts}
+
+
+def global_anchors(sent: Sequence[Tensors], last: Tensors) -> Tensors:
+    """Class means weighted by class counts; a class that none of these clients has keeps its last anchor."""
+    if not sent:
+        return last
+    counts = torch.stack([tensors["counts"] for tensors in sent]).double()  # (K, C)
+    means = torch.stack([tensors["means"] for tensors in sent]).double()  # (K, C, d)
+    total = counts.sum(dim=0)
+    new = ((counts[:, :, None] * means).sum(dim=0) / total.clamp_min(1)[:, None]).to(sent[0]["means"])
+    present = total > 0
+    if not last:
+        return {"anchors": new, "present": present}
+    return {"anchors": torch.where(present[:, None], new, last["anchors"]), "present": present | last["present"]}

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedkeel.formulas.prototypes import clustered, cosine_pull, prototype_contrast
+from fedkeel.formulas.prototypes import clustered, prototype_contrast
+from fedkeel.formulas.similarity import directions
 from fedkeel.methods import Batch, Expected, LocalClient, Output, Server, Tensors, Traits, Update, register
 from fedkeel.methods.fpl import ClusterPrototypes
 from fedkeel.options import NotNegative, Positive, PositiveShare
@@ -42,7 +43,9 @@ class FedPLVM(ClusterPrototypes):
             return 0.0
         features, points, classes = output.features, client.extras["prototypes"], client.extras["classes"]
         contrast = prototype_contrast(features, batch.y, points, classes, self.temperature, self.alpha)
-        pull = cosine_pull(features, batch.y, client.scratch["means"], client.scratch["known"])
+        g_y, known = (client.scratch[name].index_select(0, batch.y) for name in ("means", "known"))
+        cosine = (directions(features) * directions(g_y)).sum(dim=1)
+        pull: Tensor = (2 * (1 - cosine).square()).where(known, 0).sum() / known.sum().clamp_min(1)  # L_c
         return self.lambda_ * (contrast + pull)
 
     @torch.no_grad()

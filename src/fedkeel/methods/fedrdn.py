@@ -14,8 +14,6 @@ A vector has one number for each feature, so its pair is that of the feature ove
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +27,11 @@ _LEAST_STD = 1e-3  # of images of one colour
 
 
 @register("fedrdn")
-@dataclass
 class FedRDN(Method):
     """Normalises each training image with the colour statistics of a client drawn at random, at test with its own."""
 
     paper = "Yan et al. 2025 (FedRDN)"
     traits = Traits(personal=True, capturable=True)
-
-    draw: Literal["image", "batch"] = "image"  # a pair for each, or, as released, a mean and a deviation for each batch
 
     def prepare(self, model: nn.Module) -> None:
         layers = list(model.modules())
@@ -65,10 +60,9 @@ class FedRDN(Method):
 
     def inputs(self, client: LocalClient, x: Tensor) -> Tensor:
         pairs, known = client.extras["pairs"], client.extras["known"]
-        u = client.scratch["layer"].uniform((len(x) if self.draw == "image" else 2,))
+        u = client.scratch["layer"].uniform((len(x),))
         drawn = pairs.index_select(0, torch.minimum((u * known).long(), known - 1))  # the product may round up
-        mean, std = (drawn[:, 0], drawn[:, 1]) if self.draw == "image" else (drawn[:1, 0], drawn[1:, 1])
-        return normalised(x, mean, std)
+        return normalised(x, drawn[:, 0], drawn[:, 1])
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         return {"pair": Expected.like("", server.network.get_buffer("own_normalisation.pair"))} if question else {}

@@ -1,26 +1,16 @@
 """FedTAN: Wang et al., "Why Batch Normalization Damage Federated Learning on Non-IID Data?", IEEE TNNLS 2023.
 
-Batch norm makes a sample's gradient depend on the statistics of its batch, and where clients' batches differ, the mean
-of their gradients is not the gradient of the mean loss. In the first local step of a round FedTAN makes it so: every
-batch norm, one after another, normalises with the moments of all clients' batches together, and on the way back the
-derivatives by those moments are averaged too. For layer l with inputs a_i on client i, of weight p_i:
+Where clients' batches differ, batch norm makes the mean of their gradients another than the gradient of the mean loss.
+So the first local step of a round is one on the union of the batches: batch norm l, with inputs a_i on client i of
+weight p_i, uses the moments of all clients, and the derivatives by these are averaged too. Clients are asked for each
+as often as there are layers: an answer is of all of them, and right for one more each time. Later steps are FedAvg's.
 
-    mu_l  = sum_i p_i mean(a_i)                         one exchange, under the moments of the layers before
-    var_l = sum_i p_i mean((a_i - mu_l)^2)              one exchange
-    dmu_l, dvar_l = sum_i p_i dL_i/d(mu_l, var_l)       one exchange, from the last layer to the first
-
-and client i's step is along the gradient of L_i + sum_l dmu_l mean(a_i) + dvar_l mean((a_i - mu_l)^2), whose second
-part is what its inputs do to the others through the moments. The mean of these steps is one step on the union of the
-batches. Later steps are those of FedAvg.
-
-So a round has 3 exchanges for each batch norm, before the one that trains. Clients here keep nothing between two
-questions: each carries the model, and a client computes its first batch anew as far as the layer that is asked for.
+    mu_l = sum_i p_i mean(a_i),   var_l = sum_i p_i mean((a_i - mu_l)^2)     from the first layer to the last
+    dmu_l, dvar_l = sum_i p_i dL_i/d(mu_l, var_l)                            from the last layer to the first
+    client i's step: along the gradient of L_i + sum_l dmu_l mean(a_i) + dvar_l mean((a_i - mu_l)^2)
 """
 
-import logging
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +19,7 @@ from fedkeel.core.state import BatchNorm, batch_norms
 from fedkeel.errors import MethodError
 from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
-from fedkeel.nn.mixed_batch_norm import all_but_channels, per_channel, replaced_forward, update_momentum
-
-log = logging.getLogger("fedkeel")
-KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+from fedkeel.nn.mixed_batch_norm import all_but_channels, per_channel, plain_forward, replaced_forward, update_momentum
 
 
 @register("fedtan")
@@ -42,122 +29,60 @@ class FedTAN(Method):
     paper = "Wang et al. 2023 (FedTAN)"
     traits = Traits(needs_batch_norm=True)
 
-    def prepare(self, model: nn.Module) -> Callable[[], None]:
-        def check() -> None:  # afterwards: to see what batch norm the others have left
-            for name, norm in batch_norms(model).items():
-                if type(norm) not in KINDS:
-                    raise MethodError(
-                        f"'fedtan' takes batch norm apart, and '{name}' is a {type(norm).__name__} with something of "
-                        "its own: choose a model with plain batch norm."
-                    )
-
-        return check
-
     def before_training(self, server: Server) -> None:
-        """Moments from the first layer to the last, their derivatives from the last to the first."""
-        known: Tensors = {}
-        layers = range(len(batch_norms(server.network)))
-        for layer in layers:
-            for moment in ("mean", "var"):
-                known |= self._ask(server, f"{moment} {layer}", known)
-        for layer in reversed(layers):
-            known |= self._ask(server, f"derivatives {layer}", known)
+        layers, known = len(batch_norms(server.network)), Tensors()
+        for question in [*["mean", "var"] * layers, *["derivatives"] * layers]:
+            if not (answers := server.ask(server.participants, question, known).values()):
+                raise MethodError(f"No client answered '{question}' of 'fedtan', which cannot go on without.")
+            known |= weighted_mean([answer.tensors for answer in answers], [server.share(a) for a in answers])
         server.extras = known
 
-    @staticmethod
-    def _ask(server: Server, question: str, known: Tensors) -> Tensors:
-        """The weighted mean of the answers."""
-        answers = list(server.ask(server.participants, question, known).values())
-        if not answers:
-            raise MethodError(f"No client answered '{question}' of 'fedtan', which cannot go on without.")
-        # In which order batch norms are called only a forward pass knows: a layer has as many channels as most say.
-        sizes = [max(tensor.numel() for tensor in answer.tensors.values()) for answer in answers]
-        usual = Counter(sizes).most_common(1)[0][0]
-        for answer, size in zip(answers, sizes, strict=True):
-            if size != usual:
-                log.warning("Round %d: '%s' did not answer '%s', its answer is of %d channels instead of %d.",
-                            server.round, answer.client, question, size, usual)  # fmt: skip
-        answers = [answer for answer, size in zip(answers, sizes, strict=True) if size == usual]
-        return weighted_mean([answer.tensors for answer in answers], [server.share(answer) for answer in answers])
+    def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
+        x, y = client.data.first_batch()
+        client.model.eval()  # without dropout, whose draws would be others at every question
+        if question == "derivatives":
+            leaves = {name: t.clone().requires_grad_() for name, t in tensors.items() if not name.startswith("d")}
+            output, own = layerwise(client.model, x, tensors | leaves)
+            loss = client.task_loss(output.logits, y) + through_moments(own, tensors)
+            derivatives = torch.autograd.grad(loss, list(leaves.values()))
+            return {f"d{name}": derivative for name, derivative in zip(leaves, derivatives, strict=True)}
+        with torch.no_grad():
+            _, own = layerwise(client.model, x, tensors)
+        return {name: tensor for name, tensor in own.items() if name.startswith(question)}
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
-        what, _, layer = question.partition(" ")
-        if what == "derivatives":
-            return {f"dmean {layer}": Expected(("channels",)), f"dvar {layer}": Expected(("channels",))}
-        return {question: Expected(("channels",), least=0 if what == "var" else None)} if question else {}
-
-    def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
-        what, _, number = question.partition(" ")
-        layer, batch = int(number), client.data.first_batch()
-        client.model.eval()  # without dropout, whose draws would be others at every question
-        if what == "derivatives":
-            return self._derivatives(client, batch, layer, tensors)
-        with torch.no_grad(), layerwise(client.model, tensors, until=layer) as inputs, suppress(Reached):
-            client.model(batch.x)
-        if len(inputs) <= layer:
-            raise MethodError("'fedtan' goes through batch norms one by one, and this model leaves some of them out.")
-        a = inputs[layer]
-        if what == "mean":
-            return {question: a.mean(all_but_channels(a))}
-        return {question: (a - per_channel(tensors[f"mean {layer}"], a)).square().mean(all_but_channels(a))}
-
-    @staticmethod
-    def _derivatives(client: LocalClient, batch: Batch, layer: int, tensors: Tensors) -> Tensors:
-        leaves = [tensors[f"{moment} {layer}"].clone().requires_grad_() for moment in ("mean", "var")]
-        moments = tensors | {f"mean {layer}": leaves[0], f"var {layer}": leaves[1]}
-        with torch.enable_grad(), layerwise(client.model, moments) as inputs:
-            loss = client.task_loss(client.model(batch.x).logits, batch.y)
-            loss = loss + through_moments(inputs, tensors, first=layer + 1)
-            by_mean, by_var = torch.autograd.grad(loss, leaves)
-        return {f"dmean {layer}": by_mean, f"dvar {layer}": by_var}
-
-    def start(self, client: LocalClient) -> None:
-        client.scratch["first"] = True
+        kinds = {"": (), "derivatives": ("dmean", "dvar")}.get(question, (question,))
+        least, layers = 0 if question == "var" else None, batch_norms(server.network).items()
+        return {
+            f"{kind} {name}": Expected((norm.num_features,), least=least) for kind in kinds for name, norm in layers
+        }
 
     def forward(self, client: LocalClient, x: Tensor) -> Output:
-        if not client.scratch["first"]:
+        if not client.extras:  # after the first step
             return super().forward(client, x)
-        with layerwise(client.model, client.extras, update=True) as inputs:
-            output = super().forward(client, x)
-        client.scratch["inputs"] = inputs
+        output, client.scratch["own"] = layerwise(client.model, x, client.extras)
         return output
 
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
-        if not client.scratch["first"]:
+        if not client.extras:
             return 0.0
-        client.scratch["first"] = False
-        term = through_moments(client.scratch.pop("inputs"), client.extras)
+        term, client.extras = through_moments(client.scratch.pop("own"), client.extras), {}
         return term - term.detach()  # it has a gradient; it is no loss
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         return {}
 
 
-class Reached(Exception):
-    """The layer that was asked for; what comes after it is not needed."""
-
-
-@contextmanager
-def layerwise(
-    model: nn.Module, moments: Tensors, *, until: int | None = None, update: bool = False
-) -> Iterator[list[Tensor]]:
-    """Inside, the k-th batch norm that is called normalises with "mean k" and "var k"; yields the list of their inputs.
-
-    `until`: stop the forward with `Reached` at that batch norm. `update`: move running statistics to the moments.
-    """
-    inputs: list[Tensor] = []
-    called: set[str] = set()
+def layerwise(model: nn.Module, x: Tensor, moments: Tensors) -> tuple[Output, dict[str, Tensor]]:
+    """The output, of batch norms under the known moments; and mean(a), where mu is known mean((a - mu)^2), of each."""
+    norms, inputs = batch_norms(model), list[tuple[str, Tensor]]()
 
     def normalise(name: str, norm: BatchNorm, x: Tensor) -> Tensor:
-        k = len(inputs)
-        if name in called:
-            raise MethodError("'fedtan' goes through batch norms one by one, and this model calls one of them twice.")
-        called.add(name)
-        inputs.append(x)
-        if k == until:
-            raise Reached
-        mean, var = moments[f"mean {k}"], moments[f"var {k}"]
-        if update and norm.running_mean is not None and norm.running_var is not None:
+        inputs.append((name, x))
+        if f"var {name}" not in moments:
+            return plain_forward(norm, x)
+        mean, var = moments[f"mean {name}"], moments[f"var {name}"]
+        if norm.training and norm.running_mean is not None and norm.running_var is not None:
             share, count = update_momentum(norm), x.numel() // x.shape[1]
             norm.running_mean.lerp_(mean, share)
             norm.running_var.lerp_(var * count / max(count - 1, 1), share)  # without bias, as batch norm does
@@ -165,15 +90,19 @@ def layerwise(
         y = (x - per_channel(mean, x)) * per_channel(scale, x)
         return y if norm.bias is None else y + per_channel(norm.bias, x)
 
-    with replaced_forward(batch_norms(model), normalise):
-        yield inputs
+    with replaced_forward(norms, normalise):
+        output: Output = model(x)
+    if sorted(name for name, _ in inputs) != sorted(norms):
+        raise MethodError("'fedtan' wants each batch norm to be called once, and this model does otherwise.")
+    own: Tensors = {}
+    for name, a in inputs:
+        own[f"mean {name}"] = a.mean(all_but_channels(a))
+        if (mu := moments.get(f"mean {name}")) is not None:
+            own[f"var {name}"] = (a - per_channel(mu.detach(), a)).square().mean(all_but_channels(a))
+    return output, own
 
 
-def through_moments(inputs: Sequence[Tensor], known: Tensors, first: int = 0) -> Tensor:
-    """sum_l dmu_l mean(a_l) + dvar_l mean((a_l - mu_l)^2) over the layers from `first` on."""
-    total = torch.zeros((), device=inputs[0].device)
-    for layer, a in list(enumerate(inputs))[first:]:
-        centred = a - per_channel(known[f"mean {layer}"], a)
-        total = total + (known[f"dmean {layer}"] * a.mean(all_but_channels(a))).sum()
-        total = total + (known[f"dvar {layer}"] * centred.square().mean(all_but_channels(a))).sum()
-    return total
+def through_moments(own: Tensors, known: Tensors) -> Tensor:
+    """sum_l dmu_l mean(a_l) + dvar_l mean((a_l - mu_l)^2) over the layers whose derivatives are known."""
+    terms = [(known[f"d{name}"] * value).sum() for name, value in own.items() if f"d{name}" in known]
+    return sum(terms, torch.zeros(()).to(next(iter(own.values()))))

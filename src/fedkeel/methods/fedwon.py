@@ -16,9 +16,10 @@ from fedkeel.methods import LocalClient, Method, Traits, register
 from fedkeel.nn.clipping import agc_
 from fedkeel.nn.scaled_ws_conv import to_scaled_ws
 from fedkeel.nn.surgery import remove_normalisation
-from fedkeel.options import Count, Only, Positive
+from fedkeel.options import Only, Positive
 from fedkeel.spec import names
 
+LARGE = 32  # a batch size
 CLIPS, STANDARDISED = Only("agc", True, "auto"), Only("standardise", True)
 
 
@@ -30,15 +31,11 @@ class FedWon(Method):
     paper = "Zhuang & Lyu 2024"
     traits = Traits(private={"local"}, capturable=True)
 
-    # lambda of Eq. 4 for Office-Caltech-10 and DomainNet; Digits-Five has 0.64
-    clipping: Annotated[Positive, CLIPS] = 1.28
-    agc: bool | Literal["auto"] = "auto"  # adaptive gradient clipping; "auto": for large batches
-    agc_from_batch: Annotated[Count, Only("agc", "auto")] = 32  # the batch size from which "auto" clips
-    clip_head: Annotated[bool, CLIPS] = True  # the classifier too
+    clipping: Annotated[Positive, CLIPS] = 1.28  # lambda of Eq. 4 for Office-Caltech-10, DomainNet; Digits-Five 0.64
+    agc: bool | Literal["auto"] = "auto"  # adaptive gradient clipping; "auto": for batches of 32 and more
     skip: Annotated[str | Sequence[str], STANDARDISED] = ()  # names of convolutions that stay plain
     init: Annotated[Literal["xavier", "keep"], STANDARDISED] = "xavier"  # Listing 1; "keep" for pretrained weights
-    # where gamma of Eq. 3 starts (Listing 1); 1.71 keeps the signal's size behind many ReLUs
-    gain: Annotated[Positive, STANDARDISED] = 1.0
+    gain: Annotated[Positive, STANDARDISED] = 1.0  # where gamma of Eq. 3 starts; 1.71 for many ReLUs
     standardise: bool = True  # false leaves every convolution as it is (Tables 5 and 12)
 
     def prepare(self, model: nn.Module) -> None:
@@ -49,12 +46,9 @@ class FedWon(Method):
 
     def start(self, client: LocalClient) -> None:
         """Which parameters are clipped: all that travel. Factors of HBN start at 0 and would be held there."""
-        acts = client.config.batch_size >= self.agc_from_batch if self.agc == "auto" else bool(self.agc)
-        client.scratch["clipped"] = [
-            parameter
-            for name, parameter in client.model.named_parameters()
-            if acts and name in client.broadcast.weights and (self.clip_head or not name.startswith("head."))
-        ]
+        acts = client.config.batch_size >= LARGE if self.agc == "auto" else bool(self.agc)
+        travelling = [p for name, p in client.model.named_parameters() if name in client.broadcast.weights]
+        client.scratch["clipped"] = travelling if acts else []
 
     def gradients(self, client: LocalClient, recompute: Callable[[], Tensor]) -> None:
         agc_(client.scratch["clipped"], self.clipping)

@@ -34,7 +34,6 @@ class GA(Method):
 
     step_size: Share = 0.2  # d
     measure: Literal["accuracy", "loss"] = "accuracy"  # by which the models are compared
-    centred: bool = False  # take the mean of the gaps off each, as in the paper's formula and not in its code
 
     def finish(self, client: LocalClient) -> Tensors:
         return {"score": self._score(client)}
@@ -73,7 +72,7 @@ class GA(Method):
             gaps = {name: local[name] - float(answer.tensors["score"]) for name, answer in answers.items()}
             step = self.step_size * (1 - (server.round - 1) / server.rounds) / server.num_clients
             old = {name: weights.get(name, 1 / server.num_clients) for name in gaps}
-            weights |= adjusted(old, gaps, step, self.centred)
+            weights |= adjusted(old, gaps, step)
         server.memory = {"clients": torch.tensor(server.num_clients)}
         server.note("weight", weights)
         server.shares = {name: weights.get(name, 1 / server.num_clients) for name in server.participants}
@@ -91,13 +90,11 @@ class GA(Method):
         return weights if known == clients else {name: a * known / clients for name, a in weights.items()}
 
 
-def adjusted(weights: dict[str, float], gaps: dict[str, float], step: float, centred: bool = False) -> dict[str, float]:
+def adjusted(weights: dict[str, float], gaps: dict[str, float], step: float) -> dict[str, float]:
     """The clients' new weights from their gaps; their sum stays."""
-    mean = sum(gaps.values()) / max(len(gaps), 1) if centred else 0.0
-    signals = {name: gap - mean for name, gap in gaps.items()}
-    largest = max((abs(signal) for signal in signals.values()), default=0.0)
+    largest = max((abs(gap) for gap in gaps.values()), default=0.0)
     if largest == 0:
         return weights
-    new = {name: min(max(a + step * signals[name] / largest, 0.0), 1.0) for name, a in weights.items()}
+    new = {name: min(max(a + step * gaps[name] / largest, 0.0), 1.0) for name, a in weights.items()}
     before, after = sum(weights.values()), sum(new.values())
     return {name: a * before / after if after > 0 else weights[name] for name, a in new.items()}

@@ -1,38 +1,27 @@
-"""GReg: "Improving Batch Normalization in Federated Learning with Non-IID Features", under review, Eqs. 5-6 and
-Algorithm 2.
+"""GReg: "Improving Batch Normalization in Federated Learning with Non-IID Features", Eqs. 5-6 and Algorithm 2.
 
-Clients train with the statistics of their batches, the global model is tested with global ones, and where clients'
-images look different the two disagree. So each step runs the batch under both and pulls the predictions together: q_b
-with batch statistics, q_g with the broadcast global ones,
+Clients train with the statistics of their batches, the global model is tested with global ones, and on images that look
+different the two disagree. So each step pulls together q_b, predicted with batch statistics, and q_g, with global S.
 
-    L = CE(q_b, y) + alpha (KL(q_b || q_g) + KL(q_g || q_b)) / 2        from the second round on        (Eqs. 5-6)
-    S_{t+1} = (1 - momentum) S_t + momentum * mean_k S^k                on the server, in every round   (Alg. 2)
-
-so that the statistics of the next round are near. That presumes a network whose statistics mean something. From scratch
-they start at (0, 1), and what is left of that grows from layer to layer under q_g: there the first mean is taken whole.
-
-Gradients flow through both branches; running statistics are updated by the first one only. Both run as one batch
-wherever the network allows it (`nn.paired_batch_norm`), else as two passes with the same result.
+    l_reg = 1/2 KL(q_b || q_g) + 1/2 KL(q_g || q_b)                                              (Eq. 5)
+    L = l(q_b, y) + alpha l_reg                           from the second round on               (Eq. 6)
+    S <- (1 - momentum) S + momentum sum_k N_k / N S^k                                           (Algorithm 2)
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-import torch
 from torch import Tensor, nn
 
-from fedkeel.core.state import batch_norms, moment_names, untouched
+from fedkeel.core.state import batch_norms, moment_names
 from fedkeel.formulas.aggregation import moving_average
 from fedkeel.formulas.losses import consistency_kl
-from fedkeel.methods import Batch, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.methods import Batch, LocalClient, Method, Output, Server, Tensors, Traits, Update, register, warm_start
+from fedkeel.methods.warm_start import WarmStart
 from fedkeel.nn.mixed_batch_norm import add_shares, mixed_statistics
 from fedkeel.nn.paired_batch_norm import Pairing, Pairings, naive
 from fedkeel.options import NotNegative, Only, Share
-
-WarmStart = Literal["auto"] | bool
-LACKING = "lacking"  # in a broadcast whose statistics are still those of a new network, though it is not the first
-DUE = "due"  # in the server's memory until a round counts: the warm start that was asked for is still to come
 
 
 @register("greg")
@@ -43,71 +32,48 @@ class GReg(Method):
     paper = "GReg (under review), Eqs. 5-6"
     traits = Traits(needs_batch_norm=True, capturable=True)
 
-    alpha: Annotated[NotNegative, Only("mode", "consistency")] = 1.0  # weight of Eq. 5
-    momentum: Share = 0.1  # share of the new in the server's moving average (Alg. 2)
+    alpha: Annotated[NotNegative, Only("mode", "consistency")] = 1.0  # of Eq. 6
+    momentum: Share = 0.1  # of Algorithm 2: the share of the new
     mode: Literal["consistency", "global", "mix", "mix-learned", "ensemble"] = "consistency"  # the others: Table 9
-    # of "mix"; "mix-learned" has one for each layer, a weight like any other, from 1/2
-    lambda_: Annotated[Share, Only("mode", "mix")] = 0.5
+    lambda_: Annotated[Share, Only("mode", "mix")] = 0.5  # "mix-learned" has one for each layer, a weight, from 1/2
     warm_start: WarmStart = "auto"  # take the first round's mean whole; "auto": unless weights are given
 
-    _pairings: Pairings = field(default_factory=Pairings, init=False)
+    _pairs: Pairings = field(default_factory=Pairings, init=False)  # how each resident model runs both at once
 
     def prepare(self, model: nn.Module) -> Callable[[], None]:
-        # afterwards: to see what batch norm the others have left
-        return lambda: add_shares(batch_norms(model)) if self.mode == "mix-learned" else None
+        return lambda: add_shares(batch_norms(model)) if self.mode == "mix-learned" else None  # of what is left
 
     def before_training(self, server: Server) -> None:
         server.need_global_statistics()
-        if server.round == 0 and self.warm_start is True:
-            server.memory = {DUE: torch.ones(())}
-        # A later round has no aggregated statistics either, if none before it had enough clients to count.
-        lacks = server.round > 0 and untouched(_of_batch_norm(server, server.statistics))
-        server.extras = {LACKING: torch.ones(())} if lacks else {}
+        server.extras = warm_start.tell_clients(server)
 
     def start(self, client: LocalClient) -> None:
-        client.scratch["norms"], client.scratch["acts"] = batch_norms(client.model), _acts(client)
+        client.scratch["norms"], client.scratch["acts"] = batch_norms(client.model), not warm_start.has_none(client)
         if client.scratch["acts"] and self.mode == "consistency":
-            # tried once for each resident model
-            pairing = self._pairings.of(client.model, lambda: next(client.data.passes(3, samples=3)).x)
-            client.scratch["pairing"] = pairing
+            client.scratch["pairing"] = self._pairs.of(client.model, lambda: next(client.data.passes(3, samples=3)).x)
 
     def forward(self, client: LocalClient, x: Tensor) -> Output:
-        if not client.scratch["acts"] or len(x) == 1:  # a single sample has no batch statistics to be consistent with
+        """q_b; q_g is for the loss. A single sample has no batch statistics to be consistent with."""
+        if not client.scratch["acts"] or len(x) == 1:
             return super().forward(client, x)
-        norms, statistics = client.scratch["norms"], client.broadcast.statistics
+        norms, s = client.scratch["norms"], client.broadcast.statistics
         if self.mode != "consistency":
-            with mixed_statistics(norms, statistics, self.mode, self.lambda_):
+            with mixed_statistics(norms, s, self.mode, self.lambda_):
                 return super().forward(client, x)
-        pairing = client.scratch["pairing"]
-        run = pairing.run if isinstance(pairing, Pairing) else naive
-        under_batch, under_global = run(client.model, norms, statistics, x)
-        client.scratch["under_global"] = under_global.logits
-        return under_batch
+        run = pairing.run if isinstance(pairing := client.scratch["pairing"], Pairing) else naive
+        q_b, q_g = run(client.model, norms, s, x)
+        client.scratch["q_g"] = q_g.logits
+        return q_b
 
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
-        under_global: Tensor | None = client.scratch.pop("under_global", None)
-        return 0.0 if under_global is None else self.alpha * consistency_kl(output.logits, under_global)
+        """Eq. 6 without its first term; Eq. 5 is `consistency_kl`."""
+        q_g = client.scratch.pop("q_g", None)
+        return 0.0 if q_g is None else self.alpha * consistency_kl(output.logits, q_g)
 
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
-        """Alg. 2, line 726."""
-        warm = starts_warm(self.warm_start, server, _of_batch_norm(server, server.statistics))
-        server.memory = {}
-        return mean if warm else mean | moving_average(server.statistics, _of_batch_norm(server, mean), self.momentum)
-
-
-def _of_batch_norm(server: Server, statistics: Tensors) -> Tensors:
-    own = {name for layer in batch_norms(server.network) for name in moment_names(layer)}
-    return {name: tensor for name, tensor in statistics.items() if name in own}
-
-
-def _acts(client: LocalClient) -> bool:
-    """Whether there are aggregated statistics; in round 0 there are none yet."""
-    return client.round > 0 and LACKING not in client.extras
-
-
-def starts_warm(choice: WarmStart, party: LocalClient | Server, statistics: Tensors) -> bool:
-    """Whether the moving average of these statistics begins with the new ones. True: in the first round that counts.
-    "auto": where they are still (0, 1), and no file was given to start from."""
-    if choice == "auto":
-        return not party.config.weights and untouched(statistics)
-    return choice and (party.round == 0 or DUE in party.memory)
+        """Algorithm 2: the server's moving average of S^k."""
+        names = [name for layer in batch_norms(server.network) for name in moment_names(layer)]
+        new = {name: mean[name] for name in names if name in mean}
+        if warm_start.is_first(server) and warm_start.wanted(self.warm_start, server, server.statistics):
+            return mean
+        return mean | moving_average(server.statistics, new, self.momentum)

@@ -1,36 +1,32 @@
 """HBN: Chen et al., "Hybrid Batch Normalisation: Resolving the Dilemma of Batch Normalisation in Federated Learning",
 ICML 2025, Eqs. 7-11 and Algorithm 1.
 
-Statistics that are collected while the weights change fit neither the old weights nor the averaged ones. So each client
-collects them before training, on the broadcast weights (Eq. 7); the server pools them as groups of one population
-(Eq. 8) into a moving average (Eq. 11); and training normalises with a mixture of batch and global statistics whose
-proportion each client learns for each channel and keeps (Eqs. 9-10, `nn.HybridBatchNorm`).
+Statistics that are collected while the weights change fit neither the old weights nor the averaged ones. So they are
+collected before training, on the broadcast weights w_g, and pooled as groups of one population. Training mixes them
+with mu_b and v_b of the batch, in a share a = sigmoid(alpha) that each client learns for each channel and keeps:
 
-What a client collects is, in the paper's proof (A.2), the moments of a layer's inputs, and in the authors' code those
-that the layer normalised with, the mixture of Eq. 9: `record`. Their code differs in more than that, and the paper's
-tables are of it: `variant="released"` has the moments of the first 64 samples in the order of their classes, augmented,
-which count as at most 64, and factors that are averaged for clients that have none yet. Its clipping and its schedule
-are options of the run: clip_norm=10, schedule=exponential, decay=0.998.
+    mu_k, v_k = S(w_g; D_k)                                                           (Eq. 7)
+    mu_g = sum_k N_k / N mu_k,   v_g = sum_k N_k (v_k + (mu_k - mu_g)^2) / (N - 1)    (Eq. 8)
+    m = (1 - a) mu_b + a mu_g,   v = (1 - a) v_b + a v_g                              (Eq. 9)
+    y = gamma (x - m) / sqrt(v + eps) + beta                                          (Eq. 10)
+    S_g <- (1 - momentum) S_g + momentum (mu_g, v_g)                                  (Eq. 11)
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import nn
 
 from fedkeel.core import state
-from fedkeel.errors import FedkeelError
 from fedkeel.formulas.aggregation import moving_average, pooled_moments, weighted_mean
-from fedkeel.methods import Batch, Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
-from fedkeel.methods.greg import DUE, LACKING, WarmStart, starts_warm
+from fedkeel.methods import Batch, Expected, LocalClient, Method, Server, Tensors, Traits, Update, register, warm_start
+from fedkeel.methods.warm_start import WarmStart
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms, recorded_moments, to_hybrid
 from fedkeel.options import Count, Only, PositiveShare, checked, hints_of
 
-RELEASED_SAMPLES = 64
-PASS, MOVING = Only("statistics", "pass"), Only("statistics", "moving-average")
-SEEN = "seen"  # in the memory of a client that has factors of its own
+PASS = Only("statistics", "pass")
+PASS_BATCH, LOCAL_MOMENTUM = 64, 0.1  # samples in a batch of it; of batch norm, for statistics="moving-average"
 
 
 @register("hbn")
@@ -38,166 +34,105 @@ class HBN(Method):
     """Unbiased global statistics, mixed with those of the batch in a proportion that each client learns and keeps."""
 
     paper = "Chen et al. 2025 (HBN)"
-    # Not personal: the factors act in training alone, and one model is tested. Before `fedwon` removes what is left.
+    # Not personal: the factors act in training alone, and one model is tested.
     traits = Traits(
-        needs_memory=True,
-        needs_batch_norm=True,
-        personal=False,
-        capturable=True,
-        replaces={"statistics", "norms"},
+        needs_memory=True, needs_batch_norm=True, personal=False, capturable=True, replaces={"statistics", "norms"}
     )
+    released: "ClassVar[type[HBN]]"  # in hbn_released.py
+    usual_momentum: ClassVar[float] = 0.01
+    usual_start: ClassVar[WarmStart] = "auto"
 
     def __init__(  # and no dataclass: the option `statistics` has the name of a hook
         self,
         momentum: PositiveShare | None = None,  # Eq. 11, the share of the new; None: 0.01, 0.002 if released
-        stats_samples: Annotated[Count | None, PASS] = None,  # of the pass of Eq. 7, drawn at random; None for all
-        stats_batch: Annotated[Count, PASS] = RELEASED_SAMPLES,  # of the pass
-        # by the pass: what a layer normalised with, or raw moments
-        record: Annotated[Literal["mixture", "batch"], PASS] = "mixture",
+        stats_samples: Annotated[Count | None, PASS, Only("variant", "paper")] = None,  # of Eq. 7, at random; all
+        record: Annotated[Literal["mixture", "batch"], PASS] = "mixture",  # in Eq. 7: those of Eq. 9, or raw as in A.2
         mix: Literal["learned", "fixed", "global", "batch"] = "learned",  # Eq. 9: Table 6
-        statistics: Literal["pass", "moving-average"] = "pass",  # Table 6
+        statistics: Literal["pass", "moving-average"] = "pass",  # Eq. 7: Table 6
         pooling: Literal["pooled", "mean"] = "pooled",  # Eq. 8: Table 6
-        local_momentum: Annotated[PositiveShare, MOVING] = 0.1,  # of "moving-average"
         warm_start: WarmStart = "auto",  # with the first round's moments: few rounds from scratch do
         variant: Literal["paper", "released"] = "paper",  # as described, or as the authors' code does it
     ) -> None:
         given = dict(locals())
         for option, hint in hints_of(HBN).items():
             checked(given[option], hint, f"The '{option}' of hbn")
-        released = variant == "released"
-        if released and (stats_samples is not None or stats_batch != RELEASED_SAMPLES):
-            raise FedkeelError(
-                f"The 'variant' of hbn is 'released', whose pass is one batch of the first {RELEASED_SAMPLES} samples: "
-                "leave 'stats_samples' and 'stats_batch' out."
-            )
-        self.momentum = momentum if momentum is not None else 0.002 if released else 0.01
-        self.stats_samples, self.stats_batch = stats_samples, stats_batch
-        # With "global" the mixture is the old global statistics, which would then never move.
-        self.record, self.mix = "batch" if mix == "global" else record, mix
-        self.statistics_from, self.pooling, self.local_momentum = statistics, pooling, local_momentum
-        self.variant, self.warm_start = variant, False if released and warm_start == "auto" else warm_start
-        self._averages_factors = released and mix == "learned"
-        self._moments: list[tuple[str, str]] = []  # names of each layer's mean and variance
-
-    def prepare(self, model: nn.Module) -> None:
-        to_hybrid(model, mix=self.mix)
-        self._moments = [state.moment_names(layer) for layer in hybrid_norms(model)]
-        self.kept = [f"{layer}.alpha" for layer in hybrid_norms(model)]  # the factors
+        if variant == "released":
+            self.__class__ = self.released
+        self.momentum, self.stats_samples = momentum or self.usual_momentum, stats_samples
+        self.record, self.mix = "batch" if mix == "global" else record, mix  # that mixture would never move
+        self.has_pass, self.pooling = statistics == "pass", pooling
+        self.warm_start = self.usual_start if warm_start == "auto" else warm_start
 
     def start(self, client: LocalClient) -> None:
-        self._take_factors(client)
-        if self.statistics_from == "pass":
-            # After the first round the server says it: a look at the statistics would make every client wait for a GPU.
-            first = client.round == 0 and self._starts_warm(client, client.broadcast.statistics)
-            warm = first or LACKING in client.extras
-            client.scratch["moments"] = self._pass(client, "batch" if warm else self.record)
+        """Eq. 7, before training."""
+        if self.has_pass:
+            statistics = client.broadcast.statistics
+            first = warm_start.has_none(client) and warm_start.wanted(self.warm_start, client, statistics)
+            client.scratch["moments"] = self.collect(client, "batch" if first else self.record)
         else:
             for layer in hybrid_norms(client.model).values():
-                layer.start_recording("batch", momentum=self.local_momentum)
-
-    def finish(self, client: LocalClient) -> Tensors:
-        """The moments go up in place of the global statistics, which training has used and left alone."""
-        moments = client.scratch.get("moments") or recorded_moments(hybrid_norms(client.model))
-        state.load(client.model, moments)
-        if not self._averages_factors:
-            return {}
-        client.memory = {SEEN: torch.ones((), device=client.device)}
-        return {name: client.model.get_parameter(name).detach().clone() for name in self.kept}
-
-    def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
-        if question != "statistics":
-            return super().answer(client, question, tensors)
-        self._take_factors(client)
-        return self._pass(client, self.record)
-
-    def _take_factors(self, client: LocalClient) -> None:
-        """The engine has loaded the client's own; one that has none yet gets the mean of the last round's."""
-        if self._averages_factors and SEEN not in client.memory:
-            state.load(client.model, client.extras)
+                layer.start_recording("batch", momentum=LOCAL_MOMENTUM)
 
     @torch.no_grad()
-    def _pass(self, client: LocalClient, record: str) -> Tensors:
-        """Eq. 7: moments of the local data under the present weights; layers normalise as in training."""
+    def collect(self, client: LocalClient, record: str) -> Tensors:
+        """S(w; D_k) of Eq. 7 for the present weights w; layers normalise as in training."""
         layers, training = hybrid_norms(client.model), client.model.training
         client.model.eval()  # no dropout: the statistics are for a network without it
         for layer in layers.values():
             layer.train()
             layer.start_recording(record)
-        for batch in self._batches(client):
+        for batch in self.batches(client):
             client.model(batch.x)
         client.model.train(training)
         return recorded_moments(layers)
 
-    def _batches(self, client: LocalClient) -> Iterator[Batch]:
-        if self.variant == "released":
-            return islice(client.data.passes(RELEASED_SAMPLES, augment=True, by_class=True), 1)
+    def batches(self, client: LocalClient) -> Iterator[Batch]:
         # Shuffled: data often lie class by class, and a batch of one class is normalised as no batch in training is.
-        # A rest of one sample would hardly have moments; batches of one size are the same work again and again.
-        return client.data.passes(
-            self.stats_batch, samples=self.stats_samples, shuffle=True, least=(self.stats_batch + 1) // 2
-        )
+        return client.data.passes(PASS_BATCH, samples=self.stats_samples, shuffle=True, least=PASS_BATCH // 2)
+
+    def pool(self, sent: Sequence[Tensors], samples: Sequence[int]) -> Tensors:
+        """Eq. 8 for each layer. N_k is the client's data size, whatever part of it the pass has seen."""
+        if self.pooling == "mean":
+            return weighted_mean([{name: s[name] for pair in self.moments for name in pair} for s in sent], samples)
+        new: Tensors = {}
+        for mu, v in self.moments:
+            new[mu], new[v] = pooled_moments([s[mu] for s in sent], [s[v] for s in sent], samples)
+        return new
+
+    def prepare(self, model: nn.Module) -> None:
+        """Eqs. 9-10: every batch norm becomes a `HybridBatchNorm`, whose alpha stays on the client."""
+        layers = to_hybrid(model, mix=self.mix)
+        self.moments = [state.moment_names(layer) for layer in layers]
+        self.kept = [f"{layer}.alpha" for layer in layers]
+
+    def finish(self, client: LocalClient) -> Tensors:
+        """The moments go up in place of the global statistics, which training has used and left alone."""
+        state.load(client.model, client.scratch.get("moments") or recorded_moments(hybrid_norms(client.model)))
+        return {}
 
     def before_training(self, server: Server) -> None:
-        """The factors are there from the first broadcast on, so that it keeps its shape."""
-        if server.round == 0 and self.warm_start is True:
-            server.memory = {DUE: torch.ones(())}
-        if not self._averages_factors:
-            late = server.round > 0 and self._starts_warm(server, server.statistics)
-            server.extras = {LACKING: torch.ones(())} if late else {}
-        elif not server.extras:
-            server.extras = {name: torch.zeros_like(t) for name, t in self._like_factors(server).items()}
-
-    def _like_factors(self, server: Server) -> Tensors:
-        """A tensor of the shape and on the device of each factor: the mean of its layer."""
-        return {factor: server.statistics[mean] for factor, (mean, _) in zip(self.kept, self._moments, strict=True)}
-
-    def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
-        """In the authors' code the factors are averaged as the weights are, over the clients of the round."""
-        if not self._averages_factors:
-            return {}
-        return weighted_mean([update.extras for update in updates], [server.share(update) for update in updates])
-
-    def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
-        if question != "statistics":
-            factors = self._like_factors(server) if self._averages_factors else {}
-            return {name: Expected.like(name, tensor) for name, tensor in factors.items()}
-        return {name: Expected.like(name, tensor) for name, tensor in self._own(server.statistics).items()}
+        server.extras = warm_start.tell_clients(server)
 
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
-        """Eq. 8, then Eq. 11."""
-        new = self._pool([update.statistics for update in updates], [update.samples for update in updates])
-        old = server.statistics
-        momentum = 1.0 if self._starts_warm(server, old) else self.momentum
-        server.memory = {}
-        return mean | moving_average(old, new, momentum)
-
-    def _starts_warm(self, party: LocalClient | Server, statistics: Tensors) -> bool:
-        return starts_warm(self.warm_start, party, self._own(statistics))
-
-    def _own(self, statistics: Tensors) -> Tensors:
-        """Those of hybrid batch norms."""
-        return {name: statistics[name] for pair in self._moments for name in pair}
+        """Eq. 11, of what Eq. 8 makes of the clients' moments."""
+        new = self.pool([update.statistics for update in updates], [update.samples for update in updates])
+        first = warm_start.is_first(server) and warm_start.wanted(self.warm_start, server, server.statistics)
+        return mean | moving_average(server.statistics, new, 1.0 if first else self.momentum)
 
     def before_evaluation(self, server: Server) -> None:
-        """Statistics lag the weights by a round: those of the weights to be tested, from the clients of this round.
+        """Algorithm 1, round T + 1: Eqs. 7-8 for the weights to be tested, with the clients of this round. Weights that
+        were trained under the moving average alone are tested under it too: to them it is a constant."""
+        if not self.has_pass or self.mix == "global":
+            return
+        if answers := server.ask(server.participants, "statistics").values():
+            new = self.pool([answer.tensors for answer in answers], [answer.samples for answer in answers])
+            server.statistics = server.statistics | new
 
-        Weights that were trained under the moving average alone are tested under it too: to them it is a constant.
-        """
-        if self.statistics_from == "pass" and self.mix != "global":
-            answers = server.ask(server.participants, "statistics").values()
-            if answers:
-                moments = self._pool([answer.tensors for answer in answers], [answer.samples for answer in answers])
-                server.statistics = server.statistics | moments
+    def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
+        if question != "statistics":
+            return super().answer(client, question, tensors)
+        return self.collect(client, self.record)
 
-    def _pool(self, moments: Sequence[Tensors], samples: Sequence[int]) -> Tensors:
-        """Eq. 8 for every layer; N_k is the client's data size, whatever part of it the pass has seen. In the authors'
-        code it is the size of that part."""
-        counts = list(samples)
-        if self.variant == "released" and self.statistics_from == "pass":
-            counts = [min(n, RELEASED_SAMPLES) for n in samples]
-        if self.pooling == "mean":
-            return weighted_mean([self._own(m) for m in moments], counts)
-        pooled: Tensors = {}
-        for mean, var in self._moments:
-            pooled[mean], pooled[var] = pooled_moments([m[mean] for m in moments], [m[var] for m in moments], counts)
-        return pooled
+    def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
+        names = [name for pair in self.moments for name in pair] if question == "statistics" else []
+        return {name: Expected.like(name, server.statistics[name]) for name in names}

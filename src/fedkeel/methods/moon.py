@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.core import state
 from fedkeel.core.types import Classifier
 from fedkeel.errors import MethodError
-from fedkeel.formulas.losses import model_contrast
+from fedkeel.formulas.similarity import directions
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, register
 from fedkeel.models.encoder import Encoder
 from fedkeel.options import Count, NotNegative, Positive
@@ -69,10 +70,11 @@ class Moon(Method):
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
         if "others" not in client.scratch:
             return 0.0
-        with_global, with_previous = client.scratch["others"]
         with torch.no_grad():
-            positives, negatives = with_global(batch.x).features, with_previous(batch.x).features
-        return self.mu * model_contrast(output.features, positives, negatives, self.temperature)
+            z_glob, z_prev = (directions(other(batch.x).features) for other in client.scratch["others"])
+        z = directions(output.features)
+        l_con = F.softplus(((z * z_prev).sum(dim=1) - (z * z_glob).sum(dim=1)) / self.temperature).mean()  # Eq. 3
+        return self.mu * l_con
 
     def finish(self, client: LocalClient) -> Tensors:
         """The client remembers its trained model."""

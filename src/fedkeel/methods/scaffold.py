@@ -58,8 +58,7 @@ class Scaffold(Method):
         mean = [client.extras.get(name, zero) for name, zero in zip(names, zeros, strict=True)]
         client.scratch["names"], client.scratch["weights"] = names, weights
         client.scratch["correction"] = list(torch._foreach_sub(mean, own))  # c - c_i
-        # b_k and its sum, as tensors: the number of steps is counted where they are taken
-        client.scratch["step"], client.scratch["steps"] = torch.zeros(2, device=client.device).unbind()
+        begin_counting(client)
         if self.option == "I":
             client.scratch["gradient"] = full_gradient(client, weights)
 
@@ -68,8 +67,7 @@ class Scaffold(Method):
         pairs = zip(client.scratch["weights"], client.scratch["correction"], strict=True)
         used = [(weight.grad, correction) for weight, correction in pairs if weight.grad is not None]
         torch._foreach_add_([gradient for gradient, _ in used], [correction for _, correction in used])
-        client.scratch["step"].mul_(client.config.momentum if client.config.optimizer == "sgd" else 0).add_(1)
-        client.scratch["steps"].add_(client.scratch["step"])
+        count_step(client)
 
     @torch.no_grad()
     def finish(self, client: LocalClient) -> Tensors:
@@ -89,9 +87,8 @@ class Scaffold(Method):
         return {name: Expected.like("", weight) for name, weight in server.weights.items() if name in trained}
 
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
-        if self.server_lr == 1:
-            return mean
-        return state.add(server.weights, state.subtract(mean, server.weights), self.server_lr)
+        change = state.subtract(mean, server.weights)
+        return mean if self.server_lr == 1 else state.add(server.weights, change, self.server_lr)
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         """Eq. 5: the mean over all N clients, weighted as the weights are; those never seen count with zero."""
@@ -100,6 +97,17 @@ class Scaffold(Method):
             for name, change in state.prefixed(update.extras, "sum").items():
                 server.memory[name] = server.memory.get(name, 0) + server.share(update) * change
         return mean_of_all(server)
+
+
+def begin_counting(client: LocalClient) -> None:
+    """b_k and its sum, as tensors: the number of steps is counted where they are taken."""
+    client.scratch["step"], client.scratch["steps"] = torch.zeros(2, device=client.device).unbind()
+
+
+def count_step(client: LocalClient) -> None:
+    """b_k = m b_{k-1} + 1, added to the sum: how far so many steps of a constant gradient go, in units of lr."""
+    client.scratch["step"].mul_(client.config.momentum if client.config.optimizer == "sgd" else 0).add_(1)
+    client.scratch["steps"].add_(client.scratch["step"])
 
 
 def mean_of_all(server: Server) -> Tensors:

@@ -27,11 +27,11 @@ from fedkeel.engine.checks import check_objects, refuse_unused
 from fedkeel.engine.idle import refuse_idle, without_idle
 from fedkeel.engine.setup import Setup
 from fedkeel.errors import FedkeelError, shortages_explained
+from fedkeel.experiments.advice.heterogeneity import AboveChance
 from fedkeel.experiments.advice.suggestions import Calibration, Candidates, Suggestion, calibration, suggest
 from fedkeel.experiments.advice.survey import HARDLY, MUCH, NOT_CLEAR, SOME, SOMEWHAT, Survey, apart, survey, verdict
 from fedkeel.experiments.rows import SET_BY_ADVICE
 from fedkeel.experiments.situations import read_evidence
-from fedkeel.formulas.heterogeneity import AboveChance
 from fedkeel.observer import Observer
 from fedkeel.options import as_path
 from fedkeel.runs.intact import refuse_to_hide

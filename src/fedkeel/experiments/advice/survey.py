@@ -20,7 +20,7 @@ from fedkeel.analysis.snapshot import some_clients
 from fedkeel.config import Config
 from fedkeel.data.federation import Client, Federation
 from fedkeel.engine.batches import middle
-from fedkeel.formulas.heterogeneity import (
+from fedkeel.experiments.advice.heterogeneity import (
     AboveChance,
     above_chance,
     label_distance,

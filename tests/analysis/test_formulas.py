@@ -10,19 +10,15 @@ import torch
 from torch import nn
 
 from fedkeel.analysis.fairness import spread
+from fedkeel.analysis.gradient_norms import gradient_norm
+from fedkeel.analysis.loss_gap import loss_gap
+from fedkeel.analysis.nmi import clustering_nmi
+from fedkeel.analysis.probability_floor import loss_gap_bound, true_class_probability
+from fedkeel.analysis.prototype_similarity import mean_similarity, prototype_distances, prototype_similarities
+from fedkeel.analysis.representation_divergence import feature_divergence
+from fedkeel.analysis.singular_values import effective_rank
+from fedkeel.analysis.statistics_divergence import variance_across_clients
 from fedkeel.analysis.tsne import embedding
-from fedkeel.formulas.diagnostics import (
-    clustering_nmi,
-    effective_rank,
-    feature_divergence,
-    gradient_norm,
-    mean_similarity,
-    prototype_distances,
-    prototype_similarities,
-    true_class_probability,
-    variance_across_clients,
-)
-from fedkeel.formulas.losses import loss_gap, loss_gap_bound
 
 random = np.random.default_rng(5)
 
@@ -78,6 +74,16 @@ def test_the_probability_of_the_true_class_is_that_of_the_softmax() -> None:
     logits, labels = some_logits(10), tensor(random.integers(0, 5, 10))
     for row, y, found in zip(logits.tolist(), labels.tolist(), true_class_probability(logits, labels), strict=True):
         assert float(found) == pytest.approx(math.exp(row[y]) / sum(map(math.exp, row)), rel=1e-9)
+
+
+def test_the_loss_gap_is_the_difference_of_two_cross_entropies_and_its_bound_two_over_tau_times_a_root() -> None:
+    under_global, under_batch, labels = some_logits(6), some_logits(6), tensor(random.integers(0, 5, 6))
+    gaps, bounds = loss_gap(under_global, under_batch, labels), loss_gap_bound(under_global, under_batch, labels)
+    for g, b, y, gap, bound in zip(under_global, under_batch, labels.tolist(), gaps, bounds, strict=True):
+        q_g, q_b = (np.exp(row.numpy()) / np.exp(row.numpy()).sum() for row in (g, b))
+        assert float(gap) == pytest.approx(np.log(q_b[y]) - np.log(q_g[y]))
+        divergence = 0.5 * sum(q_b * np.log(q_b / q_g)) + 0.5 * sum(q_g * np.log(q_g / q_b))
+        assert float(bound) == pytest.approx(2 / min(q_g[y], q_b[y]) * np.sqrt(divergence))
 
 
 def test_proposition_1_holds_for_every_sample_also_of_huge_logits() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeel.formulas.heterogeneity import (
+from fedkeel.experiments.advice.heterogeneity import (
     AboveChance,
     above_chance,
     dealt_anew,

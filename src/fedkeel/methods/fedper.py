@@ -1,0 +1,40 @@
+"""FedPer: Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv:1912.00818.
+
+What features are is for all to learn; what to make of them differs from client to client. So the body is averaged, and
+the head, or more of the last layers, stays on the client and is trained there only. Each client is tested with its own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedkeel.errors import MethodError, nearest
+from fedkeel.methods import Method, Traits, register
+from fedkeel.spec import names
+
+
+@register("fedper")
+@dataclass
+class FedPer(Method):
+    """Each client keeps its head, or more of the last layers, to itself; the body below is averaged."""
+
+    paper = "Arivazhagan et al. 2019 (FedPer)"
+    traits = Traits(needs_memory=True, personal=True)
+
+    layers: str | Sequence[str] = "head"  # names of the modules that stay
+
+    def prepare(self, model: nn.Module) -> Callable[[], None]:
+        def keep() -> None:  # afterwards: another part may put in a new head
+            self.kept = [entry for layer in names(self.layers) for entry in entries_of(model, layer)]
+
+        return keep
+
+
+def entries_of(model: nn.Module, layer: str) -> list[str]:
+    """What `state_dict()` calls the tensors of a module; there must be one that is learnt."""
+    modules = dict(model.named_modules())
+    if layer not in modules or not any(True for _ in modules[layer].parameters()):
+        near = nearest(layer, [name for name, module in modules.items() if any(True for _ in module.parameters())])
+        raise MethodError(f"'{layer}' is to stay on the client, and the model has no such layer with weights: {near}")
+    return [f"{layer}.{entry}" for entry in modules[layer].state_dict()]
