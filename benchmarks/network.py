@@ -1,4 +1,4 @@
-"""A round over the network, above the training itself: a server and three sites as processes on loopback, TLS and keys.
+"""A round over the network, above the training itself: a server and three sites as processes on loopback, with TLS.
 
     python benchmarks/network.py [--rounds 10] [--repeats 3]
 
@@ -39,10 +39,10 @@ def above(over_network: Sequence[float], serial: Sequence[float]) -> list[float]
 def measure(rounds: int) -> list[float]:
     with tempfile.TemporaryDirectory() as folder, Loopback(Path(folder)) as loopback:
         draw_images(loopback.place / "images")
-        loopback.certificates(*SITES)
+        loopback.server("run", rounds=rounds)
+        loopback.until(lambda: (loopback.place / "kits/sites/west/local/comm_config.json").exists())
         for site in SITES:
             loopback.site(site)
-        loopback.server("run", rounds=rounds)
         if loopback.finish():
             raise SystemExit(loopback.log("server"))
         torch.set_num_threads(1)  # as the sites do

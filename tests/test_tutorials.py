@@ -24,7 +24,7 @@ loader.exec_module(notebooks)
 
 PATHS = sorted(notebooks.FOLDER.glob("*.ipynb"))
 NAMES = {"own-images", "own-method", "label-shift", "unseen-domain", "one-machine-and-three", "paper-figure"}
-NEEDS = {"one-machine-and-three": "flwr", "own-images": "vl_convert", "label-shift": "vl_convert"}
+NEEDS = {"one-machine-and-three": "nvflare", "own-images": "vl_convert", "label-shift": "vl_convert"}
 NEEDS["paper-figure"] = "vl_convert"
 each = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 

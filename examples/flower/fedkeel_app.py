@@ -1,3 +1,3 @@
-from fedkeel.deploy import client_app, server_app
+from fedkeel.deploy.flower import client_app, server_app
 
 __all__ = ["client_app", "server_app"]

@@ -20,7 +20,7 @@ from fedkeel.core.method import Method
 from fedkeel.data.federation import Federation, called
 from fedkeel.engine.checks import check_objects, refuse_name, refuse_unused
 from fedkeel.engine.executors.executor import names_single_threaded
-from fedkeel.engine.executors.flower.roster import FILE as SITES
+from fedkeel.engine.executors.sites.roster import FILE as SITES
 from fedkeel.engine.idle import refuse_idle
 from fedkeel.engine.metrics import asked
 from fedkeel.engine.outcome import examine, model_of, personal_of

@@ -6,11 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-pytest.importorskip("flwr", reason="flwr is not installed")
 
 from network import above, seconds
 

@@ -12,39 +12,38 @@ from torch import nn
 
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
-from fedkeel.deploy.serving import train
+from fedkeel.deploy.serving import Waiting, train
 from fedkeel.deploy.site import Read, Site, relabelled
-from fedkeel.engine.executors.flower.channel import Reply, Table
-from fedkeel.engine.executors.flower.roster import Enrolment
+from fedkeel.engine.executors.sites.channel import Reply, Table
 from fedkeel.runs.run import Run
 from tests import tiny
 
 
 class Loop:
-    """Nodes by number. `spoil(node, request, reply)` may change a reply, raise `TimeoutError` to swallow it, or say
-    what went wrong."""
+    """Sites by name. `spoil(site, request, reply)` may change a reply, raise `TimeoutError` to swallow it, or say what
+    went wrong."""
 
-    def __init__(self, sites: Mapping[int, Site]) -> None:
-        self.sites = dict(sites)
-        self.away: set[int] = set()
-        self.requests: list[tuple[int, Table]] = []
+    def __init__(self, sites: Mapping[str, Site]) -> None:
+        self.at = dict(sites)
+        self.away: set[str] = set()
+        self.requests: list[tuple[str, Table]] = []
         self.carried: list[bytes] = []
-        self.spoil: Callable[[int, Table, Reply], Reply | str] = lambda _node, _request, reply: reply
+        self.spoil: Callable[[str, Table, Reply], Reply | str] = lambda _site, _request, reply: reply
 
-    def nodes(self) -> list[int]:
-        return [node for node in sorted(self.sites) if node not in self.away]
+    def sites(self) -> list[str]:
+        return [name for name in self.at if name not in self.away]
 
     def exchange(
-        self, requests: Mapping[int, Table], message: bytes, timeout: float
-    ) -> Iterator[tuple[int, Reply | str]]:
+        self, requests: Mapping[str, Table], message: bytes, timeout: float
+    ) -> Iterator[tuple[str, Reply | str]]:
         # The last one replies first: the order of replies must not matter.
-        for node, request in reversed(list(requests.items())):
-            self.requests.append((node, request))
-            table, data = self.sites[node].reply(json.loads(json.dumps(request)), message)
+        for name, request in reversed(list(requests.items())):
+            self.requests.append((name, request))
+            table, data = self.at[name].reply(json.loads(json.dumps(request)), message)
             reply = json.loads(json.dumps(table)), data
             self.carried += [json.dumps(request).encode(), message, json.dumps(table).encode(), data]
             try:
-                yield node, self.spoil(node, request, reply)
+                yield name, self.spoil(name, request, reply)
             except TimeoutError:
                 continue
 
@@ -61,9 +60,9 @@ def one_of(federation: Federation, name: str) -> Read:
     return read
 
 
-def sites_of(federation: Federation, state: Path, model: nn.Module) -> dict[int, Site]:
+def sites_of(federation: Federation, state: Path, model: nn.Module) -> dict[str, Site]:
     return {
-        100 + number: Site(one_of(federation, client.name), state / client.name, client.name, "cpu", number, model)
+        client.name: Site(one_of(federation, client.name), state / client.name, client.name, "cpu", number, model)
         for number, client in enumerate(federation)
     }
 
@@ -74,10 +73,9 @@ def over_network(
     """What `tests.tiny.run` does, with each client as a site of its own."""
     network, on = options.pop("network", None) or tiny.model(), on or tiny.federation()
     observer = options.pop("observer", None)
-    given = {name: options.pop(name) for name in ("sites", "wait", "owners") if name in options}
     loop = loop or Loop(sites_of(on, directory / "sites", network))
+    given = {"sites": len(loop.at)} | {name: options.pop(name) for name in ("sites", "named") if name in options}
+    waiting = Waiting(seconds=options.pop("wait", 600), **given)
     unseen = ",".join(client.domain for client in on.unseen)
     config = Config(**{**tiny.OPTIONS, "method": method, "unseen": unseen, **options})
-    given.setdefault("sites", len(loop.sites))
-    enrolment = Enrolment(loop, **given)
-    return train(enrolment, config, out=directory / "run", observer=observer or tiny.Notes(), model=network)
+    return train(loop, config, directory / "run", waiting, observer or tiny.Notes(), network)

@@ -1,9 +1,8 @@
-"""A federation of real processes on loopback, with TLS and keys: what a person would type, and kills in between."""
+"""A federation of real processes on loopback: what a person would type, and kills in between."""
 
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
 import os
 import signal
@@ -33,21 +32,9 @@ ALONE: dict[str, Any] = {  # of the same run in one process, where nobody is wai
     "device": "cpu",
     "rounds": 2,
 }
-OPTIONS: dict[str, Any] = {**ALONE, "round_timeout": 90.0}
-PROCESSES = [
-    pytest.mark.slow,
-    pytest.mark.network,
-    pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed"),
-]
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(timeout=20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+OPTIONS: dict[str, Any] = {**ALONE, "round_timeout": 60.0}
+nvflare = pytest.mark.skipif(importlib.util.find_spec("nvflare") is None, reason="nvflare is not installed")
+PROCESSES = [pytest.mark.slow, pytest.mark.network, nvflare]
 
 
 def draw_images(root: Path, sites: Mapping[str, int] = SITES, classes: tuple[str, ...] = CLASSES) -> None:
@@ -71,106 +58,39 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-CABLES = itertools.count()  # a name is free again only some time after its cable is gone
-
-
-class Networks:
-    """A network namespace for each site, joined to the server's by a cable of its own, which can be pulled."""
-
-    def __init__(self, *sites: str) -> None:
-        first = os.getpid() % 16 * 16  # other tests on this machine have networks of their own
-        self.places = {site: f"fk{os.getpid() % 100_000}n{next(CABLES)}" for site in sites}
-        self.addresses = {site: f"198.18.{first + number}.1" for number, site in enumerate(sites)}
-
-    def __enter__(self) -> Networks:
-        for site, place in self.places.items():
-            here = self.addresses[site]
-            there = here.removesuffix("1") + "2"
-            ip("netns", "add", place)
-            ip("link", "add", f"{place}a", "type", "veth", "peer", "name", f"{place}b", "netns", place)
-            ip("addr", "add", f"{here}/24", "dev", f"{place}a")
-            ip("link", "set", f"{place}a", "up")
-            for words in (["addr", "add", f"{there}/24", "dev", f"{place}b"], ["link", "set", f"{place}b", "up"]):
-                ip("-n", place, *words)
-            ip("-n", place, "link", "set", "lo", "up")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for place in self.places.values():
-            ip("netns", "del", place)
-
-    def cut(self, site: str) -> None:
-        """Nothing gets through, and nobody is told: packets are lost without a word."""
-        ip("link", "set", f"{self.places[site]}a", "down")
-
-    def mend(self, site: str) -> None:
-        ip("link", "set", f"{self.places[site]}a", "up")
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-def has_namespaces() -> bool:
-    try:
-        with Networks("probe"):
-            return True
-    except (OSError, subprocess.CalledProcessError):
-        return False
-
-
 class Loopback:
     """Processes by what they are called. All of them end with the block."""
 
-    def __init__(self, place: Path, networks: Networks | None = None) -> None:
-        self.place = place
-        self.port = free_port()
-        self.networks = networks
+    def __init__(self, place: Path) -> None:
+        self.place, self.port = place, free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Loopback:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name, process in self.processes.items():
-            with suppress(OSError):
-                self.thaw(name)
+        for process in self.processes.values():
             process.terminate()
         for name in list(self.processes):
             self.stop(name)
 
-    def command(self, *words: str, module: str = "fedkeel") -> list[str]:
-        return [sys.executable, "-m", module, *words]
-
-    def start(self, name: str, *words: str, module: str = "fedkeel") -> None:
-        inside = ["ip", "netns", "exec", self.networks.places[name]] if self.networks and name != "server" else []
+    def start(self, name: str, *words: str) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
         with open(self.place / f"{name}.log", "ab") as output:
             self.processes[name] = subprocess.Popen(
-                [*inside, *self.command(*words, module=module)],
-                cwd=self.place,
-                stdout=output,
-                stderr=output,
-                env=environment,
+                [sys.executable, "-m", "fedkeel", *words], cwd=self.place, stdout=output, stderr=output, env=environment
             )
 
-    def certificates(self, *sites: str, out: str = "keys") -> None:
-        hosts = ["localhost", "127.0.0.1", *(self.networks.addresses.values() if self.networks else ())]
-        words = ["certificates", "--out", out, "--sites", ",".join(sites), "--host", ",".join(hosts)]
-        subprocess.run(self.command(*words), cwd=self.place, check=True, stdout=subprocess.DEVNULL)
+    def site(self, name: str, *words: str, folder: str = "", kit: str = "") -> None:
+        data = ["--data", folder or f"images/{name}", "--state", f"state/{name}", "--device", "cpu"]
+        self.start(name, "join", kit or f"kits/sites/{name}", *data, *words)
 
-    def site(self, name: str, folder: str = "", key: str = "", module: str = "fedkeel") -> None:
-        keys = f"keys/sites/{key or name}"
-        host = self.networks.addresses[name] if self.networks else "localhost"
-        words = ["--data", folder or f"images/{name}", "--name", name, "--certificates", keys]
-        words += ["--state", f"state/{name}", "--device", "cpu"]
-        self.start(name, "join", f"{host}:{self.port}", *words, module=module)
-
-    def server(self, out: str, *words: str, **options: Any) -> None:
+    def server(self, out: str, sites: str = ",".join(SITES), **options: Any) -> None:
         config = self.place / f"{out}.toml"
         config.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in {**OPTIONS, **options}.items()))
-        trust = ["--certificates", "keys/server"]
-        self.start("server", "server", "--config", str(config), *trust, "--port", str(self.port), "--out", out, *words)
+        self.start(
+            "server", "server", "--config", str(config), "--sites", sites, "--port", str(self.port), "--out", out
+        )
 
     def serial(self, out: str, **options: Any) -> fedkeel.Run:
         """The same, in this process, over the same folders."""
@@ -178,44 +98,41 @@ class Loopback:
         options["data"] = options["data"].replace(")", f", root='{self.place / 'images'}')")
         return fedkeel.simulate(options, directory=self.place / out)
 
-    def connected(self, site: str) -> bool:
-        """Its Flower process has been let in by the server's."""
-        log = self.place / f"state/{site}/supernode.log"
-        return log.exists() and "SuperNode ID" in log.read_text(errors="replace")
-
-    def finish(self, seconds: float = 300) -> int:
+    def finish(self, seconds: float = 240) -> int:
         status = self.processes["server"].wait(timeout=seconds)
         del self.processes["server"]
         return status
 
-    def kill(self, name: str, *, family: bool = False) -> None:
-        """As when it runs out of memory; with its `family`, as when the power is cut."""
-        for process in self.family(name) if family else [self.processes[name].pid]:
-            os.kill(process, signal.SIGKILL)
+    def kill(self, name: str) -> None:
+        """As when the power is cut: all that this end has started too."""
+        family = self.family(name)
+        for process in family:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         self.processes.pop(name).wait()
 
-    def freeze(self, name: str) -> None:
-        """It does nothing any more, and nobody is told; nor does its Flower process."""
-        for process in self.family(name):
-            os.kill(process, signal.SIGSTOP)
-
-    def thaw(self, name: str) -> None:
-        for process in self.family(name):
-            os.kill(process, signal.SIGCONT)
-
     def family(self, name: str) -> list[int]:
-        parent = self.processes[name].pid
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        return [parent, *map(int, children)]
+        found = [self.processes[name].pid]
+        for parent in found:
+            with suppress(OSError):
+                for thread in Path(f"/proc/{parent}/task").iterdir():
+                    found += map(int, (thread / "children").read_text().split())
+        return found
 
     def stop(self, name: str) -> None:
-        stop(self.processes.pop(name))
+        process = self.processes.pop(name)
+        process.terminate()
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
     def log(self, name: str) -> str:
         path = self.place / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def until(self, happened: Callable[[], bool], seconds: float = 300) -> None:
+    def until(self, happened: Callable[[], bool], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while not happened():
             server = self.processes.get("server")

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from fedkeel.core.messages import Update, broadcast_from_bytes, pack, update_to_bytes
-from fedkeel.engine.executors.flower.channel import Reply, Table
+from fedkeel.engine.executors.sites.channel import Reply, Table
 from fedkeel.runs.run import Run
 from tests import tiny
 from tests.deploy.loop import Loop, over_network, sites_of
 
 LIARS, ROUNDS = 50, 20
-HONEST = 100  # the number of the honest site's node
+HONEST = "honest"
 
 
 def spoiled(update: Update, kind: str, change: Callable[[dict[str, torch.Tensor]], None]) -> Update:
@@ -141,18 +141,18 @@ class Liars(Loop):
         self.draw = random.Random(11)
 
     def exchange(
-        self, requests: Mapping[int, Table], message: bytes, timeout: float
-    ) -> Iterator[tuple[int, Reply | str]]:
+        self, requests: Mapping[str, Table], message: bytes, timeout: float
+    ) -> Iterator[tuple[str, Reply | str]]:
         if next(iter(requests.values()))["do"] != "train":
             yield from super().exchange(requests, message, timeout)
             return
         sent = broadcast_from_bytes(message)
         for node, request in requests.items():
             if node == HONEST:
-                table, data = self.sites[node].reply(json.loads(json.dumps(request)), message)
+                table, data = self.at[node].reply(json.loads(json.dumps(request)), message)
                 yield node, (json.loads(json.dumps(table)), data)
             elif not self.silent:
-                name = next(client.name for client in self.sites[node].read(None, None))  # type: ignore[arg-type]
+                name = next(client.name for client in self.at[node].read(None, None))  # type: ignore[arg-type]
                 good = Update(name, 20, round=sent.round, weights=sent.weights, statistics=sent.statistics)
                 kind = far_too_much if self.sent % 200 == 0 else self.draw.choice(KINDS)
                 self.sent += 1

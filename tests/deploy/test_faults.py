@@ -13,19 +13,17 @@ import torch
 from fedkeel.cli import main
 from fedkeel.core.messages import Broadcast, Update, broadcast_from_bytes, update_from_bytes, update_to_bytes
 from fedkeel.deploy.site import Site
-from fedkeel.engine.executors.flower.channel import Reply, Table
-from fedkeel.engine.executors.flower.roster import Roster
+from fedkeel.engine.executors.sites.channel import Reply, Table
 from fedkeel.errors import FedkeelError, MethodError, TrainingError
-from fedkeel.methods.scaffold import Scaffold
 from fedkeel.runs.run import Run
 from tests import tiny
 from tests.deploy.loop import Loop, over_network, sites_of
-from tests.engine.executors.flower.test_executor import assert_same
+from tests.engine.executors.sites.test_executor import assert_same
 from tests.trust.test_privacy import needs_opacus
 
 pytestmark = pytest.mark.slow
 
-WARD, CLINIC, HOSPITAL = 100, 101, 102
+WARD, CLINIC, HOSPITAL = "ward", "clinic", "hospital"
 Spoil = Callable[[Reply], "Reply | str"]
 
 
@@ -33,10 +31,10 @@ def loop_of(directory: Path, **options: Any) -> Loop:
     return Loop(sites_of(tiny.federation(**options), directory / "sites", tiny.model()))
 
 
-def spoiling(loop: Loop, do: str, spoil: Spoil, *, node: int = CLINIC, round: int = 1) -> Loop:
+def spoiling(loop: Loop, do: str, spoil: Spoil, *, node: str = CLINIC, round: int = 1) -> Loop:
     """Change what one site replies to one request of one round."""
 
-    def change(at: int, request: Table, reply: Reply) -> Reply | str:
+    def change(at: str, request: Table, reply: Reply) -> Reply | str:
         hit = at == node and request["do"] == do and request["step"][0] == round
         return spoil(reply) if hit else reply
 
@@ -113,15 +111,12 @@ def test_a_site_that_hangs_is_waited_for_once_in_a_round(tmp_path: Path) -> None
 
 
 def test_a_restarted_site_is_known_by_its_name_and_remembers(tmp_path: Path) -> None:
-    """Without keys, its node has another number after every restart."""
-    loop = loop_of(tmp_path / "flower")
+    loop = loop_of(tmp_path / "sites")
 
-    def restart(round: int) -> None:
-        del loop.sites[CLINIC + 10 * round]
-        fresh = sites_of(tiny.federation(), tmp_path / "flower" / "sites", tiny.model())
-        loop.sites[CLINIC + 10 * (round + 1)] = fresh[CLINIC]
+    def restart(_: int) -> None:
+        loop.at[CLINIC] = sites_of(tiny.federation(), tmp_path / "sites" / "sites", tiny.model())[CLINIC]
 
-    run = over_network(tmp_path / "flower", "scaffold+fedbn", loop=loop, observer=tiny.Notes(restart))
+    run = over_network(tmp_path / "sites", "scaffold+fedbn", loop=loop, observer=tiny.Notes(restart))
     assert_same(run, tiny.run(tmp_path / "serial", "scaffold+fedbn"))
 
 
@@ -143,37 +138,36 @@ def test_a_resumed_server_finds_what_sites_remembered_at_its_checkpoint(tmp_path
     assert_same(run, tiny.run(tmp_path / "serial", "scaffold+fedbn", **options))
 
 
-def test_a_site_cannot_pose_as_another_when_there_are_keys(tmp_path: Path) -> None:
+def test_a_site_cannot_pose_as_another(tmp_path: Path) -> None:
     loop, notes = loop_of(tmp_path), tiny.Notes()
-    owners = {WARD: "ward", CLINIC: "pharmacy", HOSPITAL: "hospital"}
-    run = over_network(tmp_path, loop=loop, observer=notes, owners=owners)
+    loop.at["pharmacy"] = loop.at.pop(CLINIC)
+    run = over_network(tmp_path, loop=loop, observer=notes)
     assert {record["client"] for record in run.records("client")} == {"ward", "hospital"}
-    assert any("'pharmacy' sits out: it calls itself 'clinic'" in note for note in notes.notes)
+    assert "The site 'pharmacy' sits out: it calls itself 'clinic', and its kit is 'pharmacy'." in notes.notes
 
 
-def coming_late(loop: Loop, late: dict[int, Site]) -> tiny.Notes:
-    """These connect when the first round is over."""
+def coming_late(directory: Path, loop: Loop, late: dict[str, Site], method: str = "fedavg", **options: Any) -> Run:
+    """These come after the first round, with which the server is started again."""
 
-    def come(round: int) -> None:
+    def end(round: int) -> None:
         if round == 0:
-            loop.sites |= late
+            raise KeyboardInterrupt
 
-    return tiny.Notes(come)
+    with pytest.raises(KeyboardInterrupt):
+        over_network(directory, method, loop=loop, **{**options, "observer": tiny.Notes(end)})
+    loop.at |= late
+    return over_network(directory, method, loop=loop, **options)
 
 
-def test_a_site_that_comes_late_takes_part_from_the_next_round_on(tmp_path: Path) -> None:
+def test_a_late_site_takes_part_from_the_next_start_on(tmp_path: Path) -> None:
     loop = loop_of(tmp_path / "late")
-    notes = coming_late(loop, {CLINIC: loop.sites.pop(CLINIC)})
-    run = over_network(tmp_path / "late", "fedbn", loop=loop, observer=notes)
+    run = coming_late(tmp_path / "late", loop, {CLINIC: loop.at.pop(CLINIC)}, "fedbn")
     assert [(r["round"], r["client"]) for r in run.records("client")] == [
         (0, "ward"), (0, "hospital"), (1, "ward"), (1, "clinic"), (1, "hospital"), (2, "ward"), (2, "clinic"),
         (2, "hospital"),
     ]  # fmt: skip
-    assert "The site 'clinic' came and takes part from now on." in notes.notes
     tested = [r["client"] for r in run.records("evaluation") if r["split"] == "test" and r["statistics"] == "global"]
     assert tested == ["ward", "hospital", *["ward", "clinic", "hospital"] * 2]
-    assert Roster.load(run.directory) is not None
-    assert "clinic" in Roster.load(run.directory)  # type: ignore[operator]
     # The model is that of a federation which knew it from the beginning and missed it in its first round.
     missing = spoiling(loop_of(tmp_path / "missing"), "train", swallow, round=0)
     wanted = over_network(tmp_path / "missing", "fedbn", loop=missing)
@@ -181,61 +175,28 @@ def test_a_site_that_comes_late_takes_part_from_the_next_round_on(tmp_path: Path
 
 
 def test_a_late_site_goes_through_the_same_checks(tmp_path: Path) -> None:
-    loop = loop_of(tmp_path)
+    loop, notes = loop_of(tmp_path), tiny.Notes()
     odd = replace(tiny.federation(), classes=("dot", "bar", "cross", "fame"))
-    wide = tiny.federation(side=9)
-    del loop.sites[HOSPITAL]
-    late = {
-        200: sites_of(odd, tmp_path / "odd", tiny.model())[HOSPITAL],
-        201: sites_of(wide, tmp_path / "wide", tiny.model())[HOSPITAL],
-        202: sites_of(tiny.federation(), tmp_path / "again", tiny.model())[WARD],
-    }
-    notes = coming_late(loop, late)
+    del loop.at[HOSPITAL]
+    late = {HOSPITAL: sites_of(odd, tmp_path / "odd", tiny.model())[HOSPITAL]}
+    with pytest.raises(KeyboardInterrupt):
+        over_network(tmp_path, loop=loop, observer=tiny.Notes(stopping))
+    loop.at |= late
     run = over_network(tmp_path, loop=loop, observer=notes)
     assert {record["client"] for record in run.records("client")} == {"ward", "clinic"}
     assert [note for note in notes.notes if "sits out" in note] == [
         "The site 'hospital' sits out: it has the class 'fame', and the federation has dot, bar, cross, frame.",
-        "The site 'hospital' sits out: its images have the shape 3x9x9, and those of the federation 3x8x8.",
-        "The site 'ward' sits out: another site is called 'ward'.",
     ]
 
 
-def test_a_late_site_without_training_images_sits_out_unless_it_is_only_tested(tmp_path: Path) -> None:
-    on = tiny.federation(unseen=9)
-    stranger = HOSPITAL + 1
-    for place, unseen in (("a", ""), ("b", "foreign")):
-        loop = Loop(sites_of(on, tmp_path / place / "sites", tiny.model()))
-        notes = coming_late(loop, {stranger: loop.sites.pop(stranger)})
-        run = over_network(tmp_path / place, loop=loop, observer=notes, unseen=unseen)
-        told = "The site 'stranger' sits out: it has no training images." in notes.notes
-        assert told == (not unseen)
-        assert run.summary is not None
-        assert run.summary["unseen_domains"] == ([unseen] if unseen else [])
-        tested = [r["round"] for r in run.records("evaluation") if r["domain"] == "foreign"]
-        assert tested == ([1, 2] if unseen else [])
-
-
-def test_a_late_site_counts_among_the_clients_that_methods_know(tmp_path: Path) -> None:
-    """SCAFFOLD's server step divides by all clients: after a late site, by one more."""
-    loop, seen = loop_of(tmp_path), []
-    notes = coming_late(loop, {CLINIC: loop.sites.pop(CLINIC)})
-    usual = Scaffold.extras
-
-    def extras(self: Scaffold, server: Any, updates: Any) -> Any:
-        seen.append(server.num_clients)
-        return usual(self, server, updates)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Scaffold, "extras", extras)
-        over_network(tmp_path, "scaffold", loop=loop, observer=notes)
-    assert seen == [2, 3, 3]
+def stopping(_: int) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_a_late_site_counts_in_scaffold_s_mean_before_it_has_trained(tmp_path: Path, weighting: str) -> None:
     """Of N + 1 clients one has c_i = 0: what they begin with is N/(N + 1) of the mean over the others."""
     loop = loop_of(tmp_path)
-    notes = coming_late(loop, {CLINIC: loop.sites.pop(CLINIC)})
     first: dict[str, Update] = {}
     sent: list[Broadcast] = []
     usual = loop.exchange
@@ -251,7 +212,8 @@ def test_a_late_site_counts_in_scaffold_s_mean_before_it_has_trained(tmp_path: P
             yield node, reply
 
     loop.exchange = exchange  # type: ignore[method-assign]
-    over_network(tmp_path, "scaffold", loop=loop, observer=notes, weighting=weighting, rounds=2)
+    late = {CLINIC: loop.at.pop(CLINIC)}
+    coming_late(tmp_path, loop, late, "scaffold", weighting=weighting, rounds=2)
     assert sorted(first) == ["hospital", "ward"]
     shares = {name: update.samples if weighting == "samples" else 1 for name, update in first.items()}
     (broadcast,) = sent
@@ -265,9 +227,8 @@ def test_a_late_site_counts_in_scaffold_s_mean_before_it_has_trained(tmp_path: P
 def test_a_site_that_is_not_tested_in_every_round_has_the_mean_of_those_it_is_in(tmp_path: Path, result: str) -> None:
     """'clinic' comes after round 0, and 'ward' does not evaluate in the last."""
     loop = loop_of(tmp_path)
-    notes = coming_late(loop, {CLINIC: loop.sites.pop(CLINIC)})
     spoiling(loop, "evaluate", swallow, node=WARD, round=3)
-    run = over_network(tmp_path, loop=loop, observer=notes, rounds=4, result=result)
+    run = coming_late(tmp_path, loop, {CLINIC: loop.at.pop(CLINIC)}, rounds=4, result=result)
     tested = [r for r in run.records("evaluation") if (r["split"], r["statistics"]) == ("test", "global")]
     wanted: dict[str, list[float]] = {}
     for record in tested:
@@ -283,12 +244,12 @@ def test_a_site_that_is_not_tested_in_every_round_has_the_mean_of_those_it_is_in
 
 def test_a_site_of_another_version_sits_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, notes = loop_of(tmp_path), tiny.Notes()
-    old = loop.sites[CLINIC]._act
+    old = loop.at[CLINIC]._act
 
     def act(request: Table, message: bytes) -> Reply:
         return old({**request, "session": {**request["session"], "version": "9.9"}}, message)
 
-    monkeypatch.setattr(loop.sites[CLINIC], "_act", act)
+    monkeypatch.setattr(loop.at[CLINIC], "_act", act)
     run = over_network(tmp_path, loop=loop, observer=notes)
     assert {record["client"] for record in run.records("client")} == {"ward", "hospital"}
     assert any("sits out: it runs fedkeel" in note and "the server 9.9" in note for note in notes.notes)
@@ -298,34 +259,34 @@ def test_a_site_that_sits_out_is_told_of_once(tmp_path: Path) -> None:
     on = tiny.federation()
     odd = replace(on, classes=("dot", "bar", "cross", "fame"))
     loop, notes = loop_of(tmp_path), tiny.Notes()
-    loop.sites[CLINIC] = sites_of(odd, tmp_path / "sites", tiny.model())[CLINIC]
+    loop.at[CLINIC] = sites_of(odd, tmp_path / "sites", tiny.model())[CLINIC]
     run = over_network(tmp_path, loop=loop, observer=notes)
     assert {record["client"] for record in run.records("client")} == {"ward", "hospital"}
     told = [note for note in notes.notes if "sits out" in note]
     assert told == [
         "The site 'clinic' sits out: it has the class 'fame', and the federation has bar, cross, dot, frame."
     ]
-    assert [request["do"] for node, request in loop.requests if node == CLINIC] == ["describe"]
+    assert [request["do"] for node, request in loop.requests if node == CLINIC] == ["describe", "sit out"]
 
 
 @pytest.mark.slow
 def test_a_round_waits_for_as_many_sites_as_it_needs(tmp_path: Path) -> None:
     loop, notes = loop_of(tmp_path), tiny.Notes()
     looks = 0
-    nodes = loop.nodes
+    sites = loop.sites
 
-    def coming_back() -> list[int]:
+    def coming_back() -> list[str]:
         nonlocal looks
         looks += bool(loop.away)
         if looks > 2:
             loop.away = set()
-        return nodes()
+        return sites()
 
-    loop.nodes = coming_back  # type: ignore[method-assign]
+    loop.sites = coming_back  # type: ignore[method-assign]
     notes._after = lambda round: loop.away.update({WARD, CLINIC} if round == 0 else ())
     run = over_network(tmp_path, loop=loop, observer=notes, min_clients=3)
     assert run.records("dropped") == []
-    assert any("Waiting for sites: 1 of 3" in note for note in notes.notes)
+    assert "1 sites are connected, and 3 are needed: waiting for clinic, ward." in notes.notes
 
 
 @pytest.mark.slow

@@ -17,20 +17,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("flwr", reason="flwr is not installed")
+pytest.importorskip("nvflare", reason="nvflare is not installed")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from nvflare.apis.shareable import Shareable
 
 from fedkeel.core.messages import BadMessage, pack, unpack
-from fedkeel.deploy.grid import BYTES, SAFETENSORS, TABLE, from_records
-from fedkeel.engine.executors.flower.channel import Reply, Table
-from fedkeel.engine.executors.flower.executor import evaluations_of
-from fedkeel.engine.executors.flower.roster import Description, agree
+from fedkeel.deploy.channel import MESSAGE, TABLE, reply_of
+from fedkeel.engine.executors.sites.channel import Reply, Table
+from fedkeel.engine.executors.sites.executor import evaluations_of
+from fedkeel.engine.executors.sites.roster import Description, agree
 from fedkeel.runs.run import Run
 from tests import tiny
 from tests.deploy.loop import Loop, over_network, sites_of
 from tests.deploy.test_faults import CLINIC, loop_of, spoiling
-from tests.engine.executors.flower.test_roster import site as described
+from tests.engine.executors.sites.test_roster import site as described
 
 pytestmark = pytest.mark.slow
 
@@ -39,24 +39,19 @@ KINDS = ("describe", "train", "answer", "evaluate")
 
 
 def over_the_wire(text: str, data: bytes) -> Reply | str:
-    """As it comes out of Flower's records."""
-    records = RecordDict({TABLE: ConfigRecord({"table": text})})
-    if data:
-        array = Array(dtype="uint8", shape=(len(data),), stype=SAFETENSORS, data=data)
-        records[BYTES] = ArrayRecord({"message": array})
-    try:
-        return from_records(records)
-    except BadMessage as bad:
-        return str(bad)
+    """As it comes out of NVFlare's."""
+    shareable = Shareable()
+    shareable[TABLE], shareable[MESSAGE] = text, data
+    return reply_of(shareable)
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], Reply]:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Reply]:
     """What honest sites replied in a round with all kinds of requests."""
-    found: dict[tuple[int, str], Reply] = {}
+    found: dict[tuple[str, str], Reply] = {}
     loop = loop_of(tmp_path_factory.mktemp("honest"))
 
-    def record(node: int, request: Table, reply: Reply) -> Reply:
+    def record(node: str, request: Table, reply: Reply) -> Reply:
         found[node, request["do"]] = reply
         return reply
 
@@ -69,16 +64,17 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], 
 class Replay(Loop):
     """Says what was recorded, but for one reply of one site."""
 
-    def __init__(self, recorded: Mapping[tuple[int, str], Reply], kind: str, text: str, data: bytes) -> None:
+    def __init__(self, recorded: Mapping[tuple[str, str], Reply], kind: str, text: str, data: bytes) -> None:
         super().__init__(sites_of(tiny.federation(), Path("/nowhere"), tiny.model()))
         self.recorded, self.kind, self.bad = recorded, kind, (text, data)
 
     def exchange(
-        self, requests: Mapping[int, Table], message: bytes, timeout: float
-    ) -> Iterator[tuple[int, Reply | str]]:
+        self, requests: Mapping[str, Table], message: bytes, timeout: float
+    ) -> Iterator[tuple[str, Reply | str]]:
         for node, request in requests.items():
-            hit = node == CLINIC and request["do"] == self.kind
-            yield node, over_the_wire(*self.bad) if hit else copy.deepcopy(self.recorded[node, request["do"]])
+            hit, told = node == CLINIC and request["do"] == self.kind, request["do"] == "sit out"
+            good = ({}, b"") if told else copy.deepcopy(self.recorded[node, request["do"]])
+            yield node, over_the_wire(*self.bad) if hit else good
 
 
 NASTY: list[Any] = [
@@ -148,7 +144,7 @@ def spoiled(draw: st.DrawFn, reply: Reply) -> tuple[str, bytes]:
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_reply_with_anything_in_it_stops_nobody_but_its_site(
-    recorded: dict[tuple[int, str], Reply], data: st.DataObject
+    recorded: dict[tuple[str, str], Reply], data: st.DataObject
 ) -> None:
     kind = data.draw(st.sampled_from(KINDS))
     bad = data.draw(spoiled(recorded[CLINIC, kind]))

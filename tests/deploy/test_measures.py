@@ -12,8 +12,8 @@ import pytest
 from fedkeel.core.messages import BadMessage
 from fedkeel.deploy.policy import Policy, Refused
 from fedkeel.deploy.request_checks import Session
-from fedkeel.engine.executors.flower.channel import Reply, Table
-from fedkeel.engine.executors.flower.executor import evaluations_of
+from fedkeel.engine.executors.sites.channel import Reply, Table
+from fedkeel.engine.executors.sites.executor import evaluations_of
 from fedkeel.engine.metrics import requested
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.measures import Measures

@@ -14,13 +14,13 @@ import torch
 
 from fedkeel.core.messages import BadMessage
 from fedkeel.deploy.memory import KEPT_RUNS, SiteMemory
-from fedkeel.engine.executors.flower.channel import Reply
+from fedkeel.engine.executors.sites.channel import Reply
 from fedkeel.engine.local import Worker
 from fedkeel.errors import StoreError
 from tests import tiny
 from tests.deploy.loop import over_network
 from tests.deploy.test_faults import CLINIC, changed, loop_of, spoiling, swallow
-from tests.engine.executors.flower.test_executor import assert_same, near
+from tests.engine.executors.sites.test_executor import assert_same, near
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +115,7 @@ def test_an_update_that_krum_does_not_choose_leaves_no_trace_at_its_site(tmp_pat
 
 def test_a_request_that_was_overtaken_changes_nothing(tmp_path: Path) -> None:
     loop = loop_of(tmp_path)
-    site, sent = loop.sites[CLINIC], []
+    site, sent = loop.at[CLINIC], []
     usual = site.reply
 
     def record(request: Any, message: bytes) -> Reply:

@@ -11,23 +11,18 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 import fedkeel
-from fedkeel import methods
-from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.core.client import Batch
 from fedkeel.data.federation import Federation
 from fedkeel.deploy import site_models
 from fedkeel.deploy.memory import KEPT_RUNS, is_memory
 from fedkeel.deploy.policy import Policy
-from fedkeel.deploy.serving import train
-from fedkeel.deploy.site import Site
+from fedkeel.deploy.serving import Waiting, train
 from fedkeel.deploy.site_models import SiteModels
 from fedkeel.engine.batches import probe
-from fedkeel.engine.executors.flower.roster import Enrolment
 from fedkeel.errors import FedkeelError
 from fedkeel.nn.calibration import Calibrator
 from fedkeel.runs.run import Run
@@ -35,7 +30,6 @@ from fedkeel.runs.trained import as_tested
 from tests import tiny
 from tests.blocks.pages import ROOT, blocks_of
 from tests.deploy.loop import Loop, over_network, sites_of
-from tests.methods.test_kept import FedPer
 
 SIZES = {"ward": 24, "clinic": 18, "hospital": 30}
 
@@ -74,6 +68,22 @@ def test_each_site_has_the_result_of_the_run_with_its_own_statistics(tmp_path: P
     assert not torch.equal(ward["encoder.1.running_mean"], clinic["encoder.1.running_mean"])
 
 
+@pytest.mark.parametrize(("method", "kept_anyway"), [("fedbn", True), ("fedavg", False)])
+def test_a_personal_method_leaves_each_site_its_model_unasked(tmp_path: Path, method: str, kept_anyway: bool) -> None:
+    on = tiny.federation(SIZES)
+    loop = keeping(on, tmp_path)
+    for site in loop.at.values():
+        assert site.models is not None
+        site.models.calibrate = False
+    run = over_network(tmp_path, method, on=on, loop=loop)
+    assert (tmp_path / "kept" / "ward").exists() == kept_anyway
+    if kept_anyway:
+        tensors, card = kept(tmp_path, "ward")
+        assert card["calibration"] == {}
+        shared = safetensors.torch.load_file(run.directory / "model.safetensors")
+        assert torch.equal(tensors["head.weight"], shared["head.weight"])
+
+
 def test_the_run_is_as_without_and_nothing_travels(tmp_path: Path) -> None:
     on = tiny.federation(SIZES)
     plain, loop = Loop(sites_of(on, tmp_path / "plain" / "sites", tiny.model())), keeping(on, tmp_path / "kept")
@@ -90,9 +100,7 @@ def test_a_large_site_is_calibrated_on_some_of_its_images(tmp_path: Path, monkey
     assert [kept(tmp_path, name)[1]["calibration"]["images"] for name in SIZES] == [20, 18, 20]
 
 
-def test_a_head_that_a_site_keeps_is_in_it_and_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods.METHODS, "_entries", dict(methods.METHODS._entries))
-    methods.register("fedper")(FedPer)
+def test_a_head_that_a_site_keeps_is_in_it_and_was_trained(tmp_path: Path) -> None:
     on = tiny.federation(SIZES)
     over_network(tmp_path, "fedper", on=on, loop=keeping(on, tmp_path))
     ward, clinic = (kept(tmp_path, name)[0]["head.weight"] for name in ("ward", "clinic"))
@@ -120,7 +128,7 @@ def test_a_site_that_is_not_tested_has_the_model_that_it_was_sent_to_train(tmp_p
         on = replace(on, clients=clients)
     loop = keeping(on, tmp_path)
     if reason == "policy":
-        loop.sites = {n: replace(s, policy=Policy(evaluation=s.name != "ward")) for n, s in loop.sites.items()}
+        loop.at = {n: replace(s, policy=Policy(evaluation=s.name != "ward")) for n, s in loop.at.items()}
     over_network(tmp_path, on=on, loop=loop)
     assert [kept(tmp_path, name)[1]["sent_to_be"] for name in SIZES] == ["to be trained", "tested", "tested"]
 
@@ -152,9 +160,9 @@ def test_what_was_kept_is_loaded_as_the_page_says_and_predicting_leaves_it_alone
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     on = tiny.federation(SIZES, side=16)
-    sites = {n: replace(s, model=None) for n, s in keeping(on, tmp_path).sites.items()}
+    sites = {n: replace(s, model=None) for n, s in keeping(on, tmp_path).at.items()}
     config = Config(**{**tiny.OPTIONS, "rounds": 1, "model": "simple_cnn", "method": method})
-    run = train(Enrolment(Loop(sites), len(sites)), config, out=tmp_path / "run", observer=tiny.Notes())
+    run = train(Loop(sites), config, tmp_path / "run", Waiting(len(sites)), tiny.Notes())
     tensors, _ = kept(tmp_path, "ward")
     monkeypatch.chdir(next((tmp_path / "kept" / "ward").glob("*/calibrated.safetensors")).parent)
     (block,) = (b.text for b in blocks_of((ROOT / "docs/deploy.md").read_text(), "") if "load_state_dict" in b.text)
@@ -191,27 +199,3 @@ def test_models_of_the_latest_runs_stay(tmp_path: Path) -> None:
     folders = list((tmp_path / "kept" / "ward").iterdir())
     assert sum(map(is_memory, folders)) == KEPT_RUNS
     assert (tmp_path / "kept" / "ward" / "mine" / "notes.txt").exists()
-
-
-@pytest.fixture
-def joined(monkeypatch: pytest.MonkeyPatch) -> list[Site]:
-    pytest.importorskip("flwr")
-    found: list[Site] = []
-    monkeypatch.setattr("fedkeel.deploy.deployment.join", lambda _address, site, _place, **_: found.append(site))
-    return found
-
-
-def test_a_site_says_itself_whether_it_wants_them(tmp_path: Path, joined: list[Site]) -> None:
-    for kind in ("a", "b"):
-        (tmp_path / "data" / kind).mkdir(parents=True)
-        for number in range(6):
-            pixels = torch.randint(0, 256, (8, 8, 3), dtype=torch.uint8).numpy()
-            Image.fromarray(pixels).save(tmp_path / "data" / kind / f"{number}.png")
-    words = ["join", "localhost", "--data", str(tmp_path / "data"), "--insecure", "--state", str(tmp_path / "state")]
-    assert main(words) == 0
-    assert main([*words, "--calibrate"]) == 0
-    without, wanting = joined
-    assert without.models is None
-    assert wanting.models is not None
-    assert wanting.models.folder == tmp_path / "state" / "models"
-    assert wanting.state == tmp_path / "state" / "memory"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedkeel.engine.executors.flower.channel import Reply
+from fedkeel.engine.executors.sites.channel import Reply
 from fedkeel.experiments.comparison import collect_runs
 from tests import tiny
 from tests.deploy.loop import over_network

@@ -152,7 +152,7 @@ def test_a_line_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
 
 def test_sites_are_told_with_what_they_do_gave_and_lost(tmp_path: Path) -> None:
     def swallow(node: int, request: dict[str, Any], reply: Any) -> Any:
-        return "it is tired" if (node, request["do"], request.get("step", [9])[0]) == (101, "train", 0) else reply
+        return "it is tired" if (node, request["do"], request.get("step", [9])[0]) == ("clinic", "train", 0) else reply
 
     loop = Loop(sites_of(tiny.federation(), tmp_path / "sites", tiny.model()))
     loop.spoil = swallow
@@ -173,10 +173,9 @@ def test_who_waits_for_sites_sees_which_are_there(tmp_path: Path) -> None:
             sites = Watch(tmp_path / "run").look()[0].get("sites", {})
             seen.append({name: site["connected"] for name, site in sites.items()})
 
-    owners = {100: "ward", 101: "clinic", 102: "hospital"}
-    over_network(tmp_path, rounds=1, observer=Waiting(), owners=owners)
-    assert seen[0] == dict.fromkeys(sorted(owners.values()), False)
-    assert seen[2] == {"clinic": True, "hospital": False, "ward": True}
+    named = ("clinic", "hospital", "ward")
+    over_network(tmp_path, rounds=1, observer=Waiting(), named=named)
+    assert seen[-1] == dict.fromkeys(named, True)
 
 
 def test_curves_of_a_single_method_are_by_domain_and_of_several_by_method(tmp_path: Path) -> None:

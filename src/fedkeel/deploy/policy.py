@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal
 
 from fedkeel.config import read_table
 from fedkeel.core.naming import visible
-from fedkeel.data.transforms import TRANSFORMS
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.methods import METHODS
 from fedkeel.models.encoder import MODELS
@@ -54,19 +53,13 @@ class Policy:
 
     methods: tuple[str, ...] = line(ANY, "methods; all parts of a composition must be among them, '*' is any")
     models: tuple[str, ...] = line(ANY, "networks: Fedkeel's own, such as 'resnet18', or timm's, such as 'timm:vit_*'")
-    transforms: tuple[str, ...] = line(ANY, "transforms of images")
     parameters: Count = line(200_000_000, "most numbers in a network, counted before it is built")
     image_size: Count = line(1024, "most pixels on a side of an image")
-    classes: Annotated[int, Range(2)] = line(10_000, "most classes")
     samples: Count = line(1, "fewest images that a run may train on, or test on: one alone would show")
     rounds: Count = line(10_000, "most rounds of a run")
-    local_epochs: Count = line(100, "most passes over the data in a round")
-    batch_size: Count = line(4096, "most images in a step of training or evaluation")
     questions: bool = line(True, "answer what methods ask beside the training: statistics, gradients, class means")
     evaluation: bool = line(True, "tell accuracy and loss on the test and validation images")
     by_class: bool = line(True, "tell the same by class: how many test images of each are taken for each other")
-    message_mb: Count = line(2048, "most megabytes of a message from the server")
-    kept_rounds: Count = line(100, "most rounds whose memory is kept, between two checkpoints of the server")
     dp: Literal["none", "central", "local"] = line(
         "none", "differential privacy, at least: 'local' does not rely on the server, 'central' does"
     )
@@ -128,7 +121,7 @@ class Policy:
             raise self.refusal("dp", f"'dp = \"{dp}\"'")
 
 
-KNOWN = {"methods": METHODS.names, "models": MODELS.names, "transforms": TRANSFORMS.names}
+KNOWN = {"methods": METHODS.names, "models": MODELS.names}
 
 
 def options() -> list[dataclasses.Field[Any]]:

@@ -27,8 +27,8 @@ from fedkeel.data.transforms import TRANSFORMS
 from fedkeel.deploy.policy import Policy, Refused
 from fedkeel.engine.batches import probe
 from fedkeel.engine.checks import check_training
-from fedkeel.engine.executors.flower.channel import largest_reply
-from fedkeel.engine.executors.flower.roster import LONGEST_NAME
+from fedkeel.engine.executors.sites.channel import largest_reply
+from fedkeel.engine.executors.sites.roster import LONGEST_NAME, MOST_CLASSES
 from fedkeel.engine.local import Worker
 from fedkeel.engine.metrics import asked
 from fedkeel.errors import FedkeelError
@@ -49,6 +49,8 @@ TAKEN = (
     *("schedule", "decay", "clip_norm", "evaluate_with", "evaluation_batch", "seed", "precision", "checkpoint_every"),
     *("metrics", "select_by", "site_images", "site_prior", "site_always"),
 )
+# What no honest server asks for: a site's policy need not say it.
+MOST = {"local_epochs": 100, "batch_size": 4096, "evaluation_batch": 4096, "checkpoint_every": 100}
 LONGEST_TEXT = 4000  # of an option
 MOST_PARTS = 16  # of a composition, or of transforms
 MOST_STEPS = 10_000  # exchanges within a round
@@ -73,10 +75,10 @@ class Session:
         if not isinstance(run, str) or not RUN.fullmatch(run):
             raise BadMessage(f"the run is called {str(run)[:80]!r}")
         if classes is not None:
-            if not isinstance(classes, list) or not all(isinstance(c, str) and len(c) <= LONGEST_NAME for c in classes):
+            if not isinstance(classes, list) or len(classes) > MOST_CLASSES:
+                raise BadMessage(f"its classes are not a list of {MOST_CLASSES:,} at most")
+            if not all(isinstance(c, str) and len(c) <= LONGEST_NAME for c in classes):
                 raise BadMessage("its classes are not a list of names")
-            if policy is not None:
-                policy.at_most("classes", len(classes), "classes")
         try:
             config = from_dict(given["config"])
             config = Config(**{name: getattr(config, name) for name in TAKEN})
@@ -100,11 +102,9 @@ def check(config: Config, policy: Policy) -> None:
         value = getattr(config, name)
         if isinstance(value, str) and len(value) > LONGEST_TEXT:
             raise FedkeelError(f"'{name}' is a text of {len(value):,} characters: give at most {LONGEST_TEXT:,}.")
+        if name in MOST and value > MOST[name]:
+            raise FedkeelError(f"'{name}' is {value:,}: give at most {MOST[name]:,}.")
     policy.at_most("rounds", config.rounds, "rounds")
-    policy.at_most("local_epochs", config.local_epochs, "local epochs")
-    policy.at_most("batch_size", config.batch_size, "images in a step")
-    policy.at_most("batch_size", config.evaluation_batch, "images in a step of evaluation")
-    policy.at_most("kept_rounds", config.checkpoint_every, "rounds between checkpoints")
     policy.strong_enough(config.dp)
     _check_training(config)
     _check_method(config.method, policy)
@@ -115,10 +115,11 @@ def check(config: Config, policy: Policy) -> None:
 
 
 def _check_method(text: str, policy: Policy) -> None:
-    for part in _parts(text, METHODS, policy):
+    for part in _parts(text, METHODS):
+        policy.one_of("methods", part.name, "method")
         for name, value in _numbers(part):
-            if name == "samples" or "batch" in name:  # passes of a method's own
-                policy.at_most("batch_size", value, f"as the '{name}' of '{part.name}'")
+            if (name == "samples" or "batch" in name) and value > MOST["batch_size"]:  # passes of a method's own
+                raise FedkeelError(f"The '{name}' of '{part.name}' is {value:,}: give at most {MOST['batch_size']:,}.")
             if name.endswith("_samples"):  # the images of such a pass
                 policy.at_least("samples", value, f"images as the '{name}' of '{part.name}'")
 
@@ -169,7 +170,7 @@ def _check_data(text: str, policy: Policy) -> None:
         given = data.options.get(name, "")
         if not isinstance(given, str):
             raise FedkeelError(f"The option '{name}' of '{data.name}' is {given!r}: give transforms joined by '+'.")
-        for part in _parts(given, TRANSFORMS, policy) if given.strip() else ():
+        for part in _parts(given, TRANSFORMS) if given.strip() else ():
             _check_pixels(part, policy)
 
 
@@ -183,14 +184,13 @@ def _numbers(requested: spec.Spec) -> list[tuple[str, float]]:
     return [(name, value) for name, value in requested.options.items() if isinstance(value, int | float)]
 
 
-def _parts(text: str, registry: Registry[Any], policy: Policy) -> Iterator[spec.Spec]:
-    """The parts of a composition, each of them registered and in the policy's list, with options that are plain."""
+def _parts(text: str, registry: Registry[Any]) -> Iterator[spec.Spec]:
+    """The parts of a composition, each of them registered, with options that are plain."""
     parts = spec.parse_sum(text)
     if len(parts) > MOST_PARTS:
         raise FedkeelError(f"'{text[:80]}' has {len(parts)} parts: give at most {MOST_PARTS}.")
     for part in parts:
         registry.entry(part.name)
-        policy.one_of(f"{registry.kind}s", part.name, registry.kind)
         refuse_strange(part.name, part.options)
         yield part
 

@@ -6,7 +6,6 @@ remembers between rounds stays in a file of its own and never travels.
 """
 
 import logging
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -30,8 +29,8 @@ from fedkeel.deploy.request_checks import Session, check_message, check_network,
 from fedkeel.deploy.site_models import SiteModels
 from fedkeel.engine.batches import probe
 from fedkeel.engine.evaluation import SPLITS, split_indices
-from fedkeel.engine.executors.flower.channel import Reply, Table, plain
-from fedkeel.engine.executors.flower.roster import Description
+from fedkeel.engine.executors.sites.channel import Reply, Table, plain
+from fedkeel.engine.executors.sites.roster import Description
 from fedkeel.engine.failures import ClientFailure
 from fedkeel.engine.local import Worker
 from fedkeel.engine.measuring import completed
@@ -140,13 +139,16 @@ class Site:
         return {"failure": reason, "name": self.name}, b""
 
     def _act(self, request: Table, message: bytes) -> Reply:
+        if request["do"] == "sit out":
+            log.warning("This site sits out: %s.", plain(request["reason"]))
+            return {}, b""
         version = request["session"]["version"]
         if version != fedkeel.__version__:
             raise FedkeelError(f"it runs fedkeel {fedkeel.__version__}, and the server {plain(version)[:40]}")
         do, session = request["do"], self._agree(Session.read(request["session"], self.policy))
         if do == "describe":
             return {"description": asdict(self._describe(session))}, b""
-        self._refuse_by_policy(do, message)
+        self._refuse_by_policy(do)
         worker, broadcast = self._worker_of(session), broadcast_from_bytes(message)
         step = check_message(request, broadcast, worker)
         (site,) = worker.federation
@@ -204,10 +206,9 @@ class Site:
             del self._agreed[next(iter(self._agreed))]
         return session
 
-    def _refuse_by_policy(self, do: object, message: bytes) -> None:
+    def _refuse_by_policy(self, do: object) -> None:
         if self.policy is None:
             return
-        self.policy.at_most("message_mb", math.ceil(len(message) / 1e6), "MB in a message")
         if do == "answer":
             self.policy.allows("questions", "to answer a question")
         if do == "evaluate":

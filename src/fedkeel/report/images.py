@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedkeel import seeds
 from fedkeel.data.federation import Client, Federation
-from fedkeel.engine.executors.flower.roster import Roster
+from fedkeel.engine.executors.sites.roster import Roster
 from fedkeel.engine.setup import load_federation
 from fedkeel.errors import FedkeelError
 from fedkeel.report.collect import Group, Member

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from fedkeel.config import from_one
-from fedkeel.engine.executors.flower.executor import STATUS, read_sites
+from fedkeel.engine.executors.sites.executor import STATUS, read_sites
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import FILE as COMPARISON
 from fedkeel.files import below

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 from fedkeel.core import naming
 from fedkeel.core.state import Tensors
-from fedkeel.engine.executors.flower.roster import FILE as SITES
+from fedkeel.engine.executors.sites.roster import FILE as SITES
 from fedkeel.engine.memory import Damaged
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.files import below, digest, read_sealed
@@ -44,7 +44,7 @@ def how_to_continue(directory: str | Path) -> str:
     """The command that goes on with a run; one over a network needs what its server was started with besides."""
     place = shlex.quote(str(directory))
     if (Path(directory) / SITES).exists():
-        return f"fedkeel server --config {place}/config.toml --out {place} --certificates DIR"
+        return f"fedkeel server --config {place}/config.toml --out {place} --sites NAMES"
     return f"fedkeel resume {place}"
 
 

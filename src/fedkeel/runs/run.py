@@ -23,7 +23,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.transforms import Unknown
 from fedkeel.drawing.show import Drawing
 from fedkeel.engine.checks import check_objects
-from fedkeel.engine.executors.flower.roster import Roster
+from fedkeel.engine.executors.sites.roster import Roster
 from fedkeel.engine.setup import build_model, load_federation
 from fedkeel.errors import FedkeelError
 from fedkeel.options import as_path

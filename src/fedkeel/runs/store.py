@@ -40,7 +40,7 @@ from fedkeel.core.messages import BadMessage, pack, unpack
 from fedkeel.core.naming import file_name
 from fedkeel.core.state import Tensors
 from fedkeel.engine.checkpointing import Checkpoint
-from fedkeel.engine.executors.flower.executor import STATUS
+from fedkeel.engine.executors.sites.executor import STATUS
 from fedkeel.engine.memory import ClientMemory, Damaged
 from fedkeel.errors import StoreError
 from fedkeel.files import (

@@ -48,12 +48,12 @@ def near(value: object) -> object:
 @pytest.mark.parametrize("method", [*OVER_A_NETWORK, *VARIANTS])
 def test_a_method_over_a_network_gives_what_it_gives_in_one_process(tmp_path: Path, method: str) -> None:
     wanted = tiny.run(tmp_path / "serial", method)
-    assert_same(over_network(tmp_path / "flower", method), wanted)
+    assert_same(over_network(tmp_path / "sites", method), wanted)
 
 
 def test_on_one_machine_a_sentence_says_what_it_is_for(tmp_path: Path) -> None:
-    with pytest.raises(FedkeelError, match="The executor 'flower' is that of a federation over a network: start one"):
-        tiny.run(tmp_path / "run", executor="flower")
+    with pytest.raises(FedkeelError, match="The executor 'sites' is that of a federation over a network: start one"):
+        tiny.run(tmp_path / "run", executor="sites")
     assert not (tmp_path / "run").exists()
 
 
@@ -62,7 +62,7 @@ def test_who_comes_late_starts_from_the_same_factors_as_in_one_process(tmp_path:
     wanted = tiny.run(tmp_path / "serial", "hbn(variant=released)", **options)
     first = {record["client"]: record["round"] for record in reversed(wanted.records("client"))}
     assert max(first.values()) > 0, "somebody comes late"
-    assert_same(over_network(tmp_path / "flower", "hbn(variant=released)", **options), wanted)
+    assert_same(over_network(tmp_path / "sites", "hbn(variant=released)", **options), wanted)
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_who_comes_late_starts_from_the_same_factors_as_in_one_process(tmp_path:
 )
 def test_robust_rules_protect_a_network_as_they_do_one_process(tmp_path: Path, robust: str) -> None:
     wanted = tiny.run(tmp_path / "serial", robust=robust)
-    assert_same(over_network(tmp_path / "flower", robust=robust), wanted)
+    assert_same(over_network(tmp_path / "sites", robust=robust), wanted)
     plain = tiny.run(tmp_path / "plain")
     assert plain.records("evaluation")[-1]["loss"] != pytest.approx(wanted.records("evaluation")[-1]["loss"], rel=1e-5)
 
 
 def test_a_rule_that_needs_more_sites_than_came_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FedkeelError, match="'krum\\(liars=1\\)' needs 5 clients in a round, and there are 3"):
+    with pytest.raises(FedkeelError, match="'krum' with these options needs 5 clients in a round, and there are 3"):
         over_network(tmp_path, robust="krum")
     assert not (tmp_path / "run").exists()
 
@@ -99,7 +99,7 @@ def test_noise_and_epsilon_over_a_network_are_those_of_one_process(
     monkeypatch.setattr(privacy, "private_stream", lambda config, _, *purpose: usual(config, False, *purpose))
     monkeypatch.setattr(Rules, "secret", property(lambda _: False))  # nor does it say so
     wanted = tiny.run(tmp_path / "serial", method, **options)
-    assert_same(over_network(tmp_path / "flower", method, **options), wanted)
+    assert_same(over_network(tmp_path / "sites", method, **options), wanted)
     assert all(record["epsilon"] > 0 for record in wanted.records("round"))
     took_part = [record["clients"] for record in wanted.records("round")]
     assert (min(took_part) < 3) == (options["dp"] == "central")
@@ -122,4 +122,4 @@ def test_vectors_travel_as_images_do(tmp_path: Path, method: str) -> None:
     torch.manual_seed(0)
     given: dict[str, Any] = {"network": models.build_for("mlp(hidden=8)", 3, (6,)), "on": vectors.federation()}
     wanted = tiny.run(tmp_path / "serial", method, **given)
-    assert_same(over_network(tmp_path / "flower", method, **given), wanted)
+    assert_same(over_network(tmp_path / "sites", method, **given), wanted)

@@ -1,27 +1,24 @@
-"""Who takes part in a federation over a network: who is there, what they say of themselves, and whether they fit.
+"""Who takes part in a federation over a network: what the sites say of themselves, and whether they fit together.
 
-The server has no images. What it knows of a site is its `Description`: name, classes, image shape, numbers of
-samples, library version. `Enrolment` asks for it, before training and whenever a node appears; of those that fit
-together is made the `Roster`. The others sit out, each with a reason that names what differs.
+The server has no images. What it knows of a site is its `Description`. Of those that fit together is made the
+`Roster`; the others sit out, each with a reason that names what differs.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import fedkeel
-from fedkeel.config import Config
 from fedkeel.core.messages import BadMessage, is_whole, shown
 from fedkeel.data.federation import Federation
 from fedkeel.data.outline import ClientOutline, Outline
-from fedkeel.engine.executors.flower.channel import AWAY, POLL, Channel, Table, largest_reply, pause, read_reply
+from fedkeel.engine.executors.sites.channel import AWAY, Channel, Table, largest_reply, read_reply
 from fedkeel.errors import StoreError, TrainingError, quoted
 from fedkeel.files import write_atomically
 
@@ -29,7 +26,6 @@ FILE = "sites.json"
 LONGEST_NAME, MOST_CLASSES, MOST_SAMPLES = 200, 2**15, 2**40
 LARGEST_IMAGE = 2**26  # numbers: 3 x 4,700 x 4,700
 LISTED = 10  # classes, where a sentence names them
-PATIENCE = 120.0  # seconds, for a site to say who it is
 
 
 @dataclass(frozen=True)
@@ -52,8 +48,7 @@ class Description:
 
     @staticmethod
     def read(given: object) -> Description:
-        """From what a site sent; raises `BadMessage` on anything that is not a description, or of what nobody has:
-        models are built after it."""
+        """From what a site sent. Models are built after it, so what nobody has raises `BadMessage` too."""
         if not isinstance(given, dict):
             raise BadMessage("it does not say who it is")
         for key in ("name", "domain", "version"):
@@ -85,67 +80,17 @@ def _is_count(value: object) -> bool:
     return is_whole(value) and 0 <= value < MOST_SAMPLES  # type: ignore[operator]
 
 
-@dataclass(frozen=True)
-class Enrolment:
-    """Which sites a run waits for, and who they are.
-
-    Attributes:
-        sites: how many to wait for; 0 for as many as there are keys, or `min_clients`.
-        wait: seconds after which to begin with fewer, if they are at least `min_clients`.
-        owners: which site each node's key was made for: a node cannot pose as another site; None without keys.
-    """
-
-    channel: Channel
-    sites: int = 0
-    wait: float = 600
-    owners: Mapping[int, str] | None = None
-
-    def wait_for_sites(
-        self, session: Table, config: Config, note: Callable[[str], None], came: Callable[[str], None]
-    ) -> tuple[dict[int, Description], dict[int, str]]:
-        """What the sites say of themselves, each told as it came, and those of whom nothing could be learnt."""
-
-        def wanted() -> int:  # keys may come while it waits
-            return self.sites or len(self.owners or ()) or config.min_clients
-
-        deadline = time.monotonic() + self.wait
-        note(f"Waiting for {wanted()} sites.")
-        found: dict[int, Description] = {}
-        failed: dict[int, str] = {}
-        while len(found) + len(failed) < wanted() and (time.monotonic() < deadline or len(found) < config.min_clients):
-            new = [node for node in self.channel.nodes() if node not in found and node not in failed]
-            for node, answer in self.describe(new, session, min(config.round_timeout, PATIENCE)).items():
-                if isinstance(answer, Description):
-                    found[node] = answer
-                    came(answer.name)
-                    note(f"The site '{answer.name}' is connected, {len(found)} of {wanted()}.")
-                else:
-                    failed[node] = answer
-            if not new:
-                pause(POLL)
-        return found, failed
-
-    def describe(self, nodes: Sequence[int], session: Table, timeout: float) -> dict[int, Description | str]:
-        """The description of each node that replies in time, or what is wrong with it; who is away may come again."""
-        found: dict[int, Description | str] = {}
-        request = {"do": "describe", "session": session}
-        for node, reply in self.channel.exchange(dict.fromkeys(nodes, request), b"", timeout):
-            if reply == AWAY:
-                continue
-            try:
-                site = read_reply(reply, lambda table, _: Description.read(table.get("description")), largest_reply(0))
-            except BadMessage as bad:
-                found[node] = str(bad)
-                continue
-            if self.owners is None or self.owners.get(node) == site.name:
-                found[node] = site
-            else:
-                found[node] = f"it calls itself '{site.name}', and its key is not that site's"
-        return {node: found[node] for node in nodes if node in found}  # in whatever order they replied
-
-    def name_of(self, node: int) -> str:
-        name = self.owners.get(node) if self.owners is not None else None
-        return f"'{name}'" if name is not None else f"at node {node}"
+def describe(channel: Channel, sites: Sequence[str], session: Table, timeout: float) -> dict[str, Description | str]:
+    """What each site says of itself, in their order, or what is wrong with it."""
+    found: dict[str, Description | str] = dict.fromkeys(sites, f"it did not reply within {timeout:g} s")
+    request = {"do": "describe", "session": session}
+    for name, reply in channel.exchange(dict.fromkeys(sites, request), b"", timeout):
+        try:
+            site = read_reply(reply, lambda table, _: Description.read(table.get("description")), largest_reply(0))
+            found[name] = site if site.name == name else f"it calls itself '{site.name}', and its kit is '{name}'"
+        except BadMessage as bad:
+            found[name] = str(bad)
+    return {name: answer for name, answer in found.items() if answer != AWAY}
 
 
 @dataclass
@@ -165,21 +110,10 @@ class Roster:
     def __getitem__(self, name: str) -> Description:
         return next(site for site in self.sites if site.name == name)
 
-    def __contains__(self, name: str) -> bool:
-        return any(site.name == name for site in self.sites)
-
-    def unfit(self, site: Description) -> str:
-        """Why a site that comes now cannot take part, or nothing."""
-        return cannot_train(site, self.unseen) or differs(site, self.classes, self.sites[0].shape)
-
-    def add(self, site: Description) -> None:
-        self.sites = in_order([*self.sites, site])
-
     def refuse_empty(self) -> None:
         if all(site.domain in self.unseen for site in self.sites):
-            reasons = "; ".join(f"'{name.strip(chr(39))}': {reason}" for name, reason in self.sitting_out.items())
-            shown = f" ({reasons})" if reasons else ""
-            raise TrainingError(f"No site can take part{shown}: see to one and start again.")
+            reasons = "; ".join(f"'{name}': {reason}" for name, reason in self.sitting_out.items())
+            raise TrainingError(f"No site can take part ({reasons or 'none came'}): see to one and start again.")
 
     def outline(self) -> Federation:
         """The federation as the server sees it; sites say what the network sees, and not how it is made of images."""
@@ -230,25 +164,14 @@ def agree(
     `classes` and `shape` are those of the configuration. Without them, the classes are what most sites have, or of
     equally many the longest list; a site may lack some of them, but one that has others sits out.
     """
-    sitting_out: dict[str, str] = {}
-    fitting: list[Description] = []
-    for site in described:
-        if site.name in (other.name for other in fitting):
-            sitting_out[f"{site.name} (again)"] = f"another site is called '{site.name}'"
-        elif reason := cannot_train(site, unseen):
-            sitting_out[site.name] = reason
-        else:
-            fitting.append(site)
+    sitting_out = {site.name: reason for site in described if (reason := cannot_train(site, unseen))}
+    fitting = [site for site in described if site.name not in sitting_out]
     agreed = tuple(classes) if classes is not None else _usual_classes([site.classes for site in fitting])
     agreed_shape = shape or _usual([site.shape for site in fitting])
-    differing = {site.name: differs(site, agreed, agreed_shape) for site in fitting}
-    sitting_out |= {name: reason for name, reason in differing.items() if reason}
-    kept = in_order([site for site in fitting if not differing[site.name]])
+    sitting_out |= {site.name: reason for site in fitting if (reason := differs(site, agreed, agreed_shape))}
+    kept = [site for site in fitting if site.name not in sitting_out]
+    kept.sort(key=lambda site: (site.position if site.position is not None else -1, site.name))
     return Roster(run, agreed, kept, tuple(unseen), sitting_out)
-
-
-def in_order(sites: Sequence[Description]) -> list[Description]:
-    return sorted(sites, key=lambda site: (site.position if site.position is not None else -1, site.name))
 
 
 def cannot_train(site: Description, unseen: Collection[str]) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 import fedkeel
 from fedkeel.core.messages import BadMessage
-from fedkeel.engine.executors.flower.roster import Description, Roster, agree
+from fedkeel.engine.executors.sites.roster import Description, Roster, agree
 from fedkeel.errors import StoreError
 
 
@@ -57,12 +57,6 @@ def test_another_shape_and_another_version_and_no_images_are_named() -> None:
         "d": f"it runs fedkeel 0.0.9, and the server {fedkeel.__version__}",
         "e": "it has no training images",
     }
-
-
-def test_of_two_sites_with_one_name_the_second_sits_out() -> None:
-    roster = agree("1", [site("a", train=7), site("a", train=9), site("b")])
-    assert [(s.name, s.train) for s in roster.sites] == [("a", 7), ("b", 20)]
-    assert roster.sitting_out == {"a (again)": "another site is called 'a'"}
 
 
 def test_the_outline_has_sizes_and_names_and_no_image_of_anybody() -> None:

@@ -1,21 +1,14 @@
-"""What carries requests to sites and their replies back, how large they may be, and how a reply is read."""
+"""What carries requests to sites and their replies back, and how a reply is read."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from fedkeel.core.messages import BadMessage, reading
-from fedkeel.stopping import Stopped, stop_requested
 
 Table = dict[str, Any]
 Reply = tuple[Table, bytes]
 T = TypeVar("T")
-POLL = 0.5  # seconds
 AWAY = "it is not connected"
-
-
-def next_look(waited: float, most: float = POLL) -> float:
-    """Seconds until one looks again for what was waited for so long: so that looking late costs a twentieth more."""
-    return min(most, 0.02 + waited / 20)
 
 
 def largest_reply(sent: int) -> int:
@@ -24,15 +17,17 @@ def largest_reply(sent: int) -> int:
 
 
 class Channel(Protocol):
-    def nodes(self) -> list[int]:
-        """Those that can be reached at the moment."""
+    """NVFlare's is `deploy.channel`, Flower's `deploy.flower`; tests have one that is a function call."""
+
+    def sites(self) -> list[str]:
+        """The names of those that can be reached at the moment. A site cannot choose its own."""
         ...
 
     def exchange(
-        self, requests: Mapping[int, Table], message: bytes, timeout: float
-    ) -> Iterator[tuple[int, Reply | str]]:
-        """A request for each node, all with the same message. Replies, or what went wrong, as they come; a node that
-        does not reply in time has none. A reply that is larger than `largest_reply` need not be fetched."""
+        self, requests: Mapping[str, Table], message: bytes, timeout: float
+    ) -> Iterator[tuple[str, Reply | str]]:
+        """A request for each site, all with the same message. Replies, or what went wrong, as they come; a site that
+        does not reply in time has none."""
         ...
 
 
@@ -52,9 +47,3 @@ def read_reply(reply: Reply | str, read: Callable[[Table, bytes], T], most: int)
 def plain(given: object) -> str:
     """A stranger's own words, as one line that does no harm in a log."""
     return "".join(c for c in str(given)[:500] if c.isprintable()) or "it does not say why"
-
-
-def pause(seconds: float) -> None:
-    """Wait, but not when the run is asked to stop."""
-    if stop_requested.wait(seconds):
-        raise Stopped

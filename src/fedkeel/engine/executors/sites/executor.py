@@ -1,4 +1,4 @@
-"""The executor `flower`: each client is a site at the other end of a network.
+"""The executor `sites`: each client is a site at the other end of a network.
 
 It speaks to sites through a `Channel` and knows nothing of what carries it. A site that is away, fails, or sends what
 cannot be read is `Missing` with the reason; the others go on. What sites remember stays with them; a result says after
@@ -23,28 +23,29 @@ from fedkeel.core.checking import check_samples
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, is_whole, shown
 from fedkeel.engine.executors.executor import EXECUTORS, Executor
-from fedkeel.engine.executors.flower.channel import AWAY, POLL, Table, largest_reply, pause, read_reply
-from fedkeel.engine.executors.flower.roster import MOST_SAMPLES, Description, Enrolment, Roster
+from fedkeel.engine.executors.sites.channel import AWAY, Channel, Table, largest_reply, read_reply
+from fedkeel.engine.executors.sites.roster import MOST_SAMPLES, Roster
 from fedkeel.engine.measuring import ALWAYS
 from fedkeel.engine.metrics import Metric, asked
 from fedkeel.engine.tasks import Result, Task, fetched
 from fedkeel.errors import StoreError
 from fedkeel.files import write_to_show
 from fedkeel.formulas.measures import Measure
+from fedkeel.stopping import Stopped, stop_requested
 
 STATUS = "status.json"
 SPLITS = ("test", "validation")
 COUNTED = "step"
 NONE: Mapping[str, Metric] = MappingProxyType({})
 LARGEST_LOSS = 1e15  # of a sample; a sum of such is still a number
-NEWCOMERS = 30.0  # seconds, for a site that comes in the midst of a run to say who it is
+POLL, TELL = 0.5, 10.0  # seconds between two looks at who is there, and between two words about who is not
 ReadReply = Callable[[Task, Table, bytes], Any]
 HANGING = "it did not reply to an earlier request of this round"
 
 
 @dataclass
 class Status:
-    """How each site is doing, for `fedkeel status`: written whenever something happens, read by anyone."""
+    """What each site last did, in a file for whoever watches the run."""
 
     directory: Path | None = None
     sites: dict[str, Table] = field(default_factory=dict)
@@ -69,29 +70,25 @@ def read_sites(directory: Path) -> dict[str, Table]:
         ) from error
 
 
-@EXECUTORS.register("flower")
+@EXECUTORS.register("sites")
 @dataclass
-class FlowerExecutor(Executor):
-    """Clients at other machines, over a network that Flower carries.
+class SitesExecutor(Executor):
+    """Clients at other machines, over a network.
 
     Attributes:
-        enrolment: the channel to the sites, and which of them a node is.
-        roster: who takes part; a site that comes back is known by its name.
+        channel: what carries requests and replies.
+        roster: who takes part.
         session: what every request carries: the run's name, the configuration, the classes.
-        nodes: where the sites of the roster are at the moment.
-        strangers: nodes that sit out, so that they are not asked again and again.
+        note: is told whom it waits for.
     """
 
-    enrolment: Enrolment
+    channel: Channel
     roster: Roster
     session: Table
     config: Config
     note: Callable[[str], None]
-    nodes: dict[str, int] = field(default_factory=dict)
-    strangers: set[int] = field(default_factory=set)
     status: Status = field(default_factory=Status)
     _hanging: set[str] = field(default_factory=set)
-    _newcomers: dict[str, Description] = field(default_factory=dict)
     _step: tuple[int, int] = (-1, 0)
 
     @classmethod
@@ -125,47 +122,6 @@ class FlowerExecutor(Executor):
     def close(self) -> None:
         self.status.save()
 
-    # -- sites that come and go ------------------------------------------------------------------------------
-    def admit_newcomers(self) -> bool:
-        """Let those who came since the last call take part from now on; whether there are any."""
-        self.recognise()
-        came, self._newcomers = self._newcomers, {}
-        for site in came.values():
-            self.roster.add(site)
-            self.note(f"The site '{site.name}' came and takes part from now on.")
-        if came and self.status.directory is not None:
-            self.roster.save(self.status.directory)
-        return bool(came)
-
-    def recognise(self) -> None:
-        """Find out who the nodes are that were not there before: sites of this run that came back, newcomers, or
-        strangers."""
-        here = self.enrolment.channel.nodes()
-        self.strangers &= set(here)
-        for name in [name for name, node in self.nodes.items() if node not in here]:
-            del self.nodes[name]
-            self.status.set(name, "not connected", connected=False)
-        new = [node for node in here if node not in self.nodes.values() and node not in self.strangers]
-        if not new:
-            return
-        # Nobody waits long for a site that is only just coming: it is asked again before the next exchange.
-        patience = min(self.config.round_timeout, NEWCOMERS)
-        for node, site in self.enrolment.describe(new, self.session, patience).items():
-            if isinstance(site, str):
-                who, problem = self.enrolment.name_of(node), site
-            else:
-                taken = f"another site is called '{site.name}'" if site.name in self.nodes else ""
-                who, problem = f"'{site.name}'", taken or self.roster.unfit(site)
-            if problem or isinstance(site, str):
-                self.strangers.add(node)
-                self.note(f"The site {who} sits out: {problem}.")
-                continue
-            self.nodes[site.name] = node
-            self.status.set(site.name, "connected")
-            if site.name not in self.roster:
-                self._newcomers[site.name] = site
-        self.status.save()
-
     # -- one exchange ----------------------------------------------------------------------------------------
     def _exchange(
         self, tasks: Sequence[Task], broadcast: Broadcast, read: ReadReply, least: int
@@ -176,30 +132,29 @@ class FlowerExecutor(Executor):
         self._step = (round, number + 1) if round == broadcast.round else (broadcast.round, 0)
         if round != broadcast.round:
             self._hanging.clear()
-        of, clients = {task.client: task for task in tasks}, [task.client for task in tasks]
-        self._await(clients, least)
+        of, doing = {task.client: task for task in tasks}, f"round {from_one(broadcast.round)}: {tasks[0].do}"
+        there = self._await(of, least)
         common = {"session": self.session, "start": self.roster.starts, "step": list(self._step)}
-        # Who hangs would make everybody wait for the whole timeout once more; the next round is a new chance.
-        there = {self.nodes[c]: c for c in clients if c in self.nodes and c not in self._hanging}
-        for client in clients:
-            if client not in there.values():
+        requests: dict[str, Table] = {}
+        for client, task in of.items():
+            # Who hangs would make everybody wait for the whole timeout once more; the next round is a new chance.
+            if client not in there or client in self._hanging:
+                self.status.set(client, AWAY, connected=client in there)
                 yield Missing(client, HANGING if client in self._hanging else AWAY)
-        doing = f"round {from_one(broadcast.round)}: {tasks[0].do}"
-        for client in there.values():
-            self.status.set(client, f"{doing}, under way")
+            else:
+                self.status.set(client, f"{doing}, under way")
+                requests[client] = common | request(task)
         self.status.save()
-        requests = {node: common | self._request(of[client]) for node, client in there.items()}
         message, timeout = messages.broadcast_to_bytes(broadcast), self.config.round_timeout
-        began, silent = time.perf_counter(), dict.fromkeys(there.values())
-        for node, reply in self.enrolment.channel.exchange(requests, message, timeout):
-            client = there[node]
+        began, silent = time.perf_counter(), dict.fromkeys(requests)
+        for client, reply in self.channel.exchange(requests, message, timeout):
             silent.pop(client, None)
             try:
                 outcome = read_reply(reply, functools.partial(read, of[client]), largest_reply(len(message)))
                 self.status.set(client, f"{doing}, done")
                 yield Result(client, outcome, {COUNTED: torch.tensor(self._step)}, time.perf_counter() - began)
             except BadMessage as bad:
-                self.status.set(client, f"{doing} failed, {bad}")
+                self.status.set(client, f"{doing} failed, {bad}", connected=str(bad) != AWAY)
                 yield Missing(client, str(bad))
             self.status.save()  # who waits for the others sees who is done
         for client in silent:
@@ -208,29 +163,31 @@ class FlowerExecutor(Executor):
             yield Missing(client, f"it did not reply within {timeout:g} s")
         self.status.save()
 
-    @staticmethod
-    def _request(task: Task) -> Table:
-        """`after`: the step after which the site's memory counts; None: what it was at first."""
-        counted = fetched(task.memory).get(COUNTED)
-        asked: dict[str, Table] = {
-            "train": {},
-            "answer": {"question": task.question},
-            "evaluate": {"splits": list(task.splits), "detailed": task.detailed},
-        }
-        return {"do": task.do, **asked[task.do], "after": None if counted is None else counted.tolist()}
-
-    def _await(self, clients: Sequence[str], least: int) -> None:
-        """Wait until `least` of these are there, no longer than a round may take."""
-        deadline, noted = time.monotonic() + self.config.round_timeout, False
+    def _await(self, clients: Collection[str], least: int) -> set[str]:
+        """Those of these that are there; it waits for `least` of them, no longer than a round may take."""
+        began = told = time.monotonic()
         while True:
-            self.recognise()
-            there = [client for client in clients if client in self.nodes]
-            if len(there) >= least or time.monotonic() > deadline:
-                return
-            if not noted:
-                self.note(f"Waiting for sites: {len(there)} of {len(clients)} are connected, and {least} are needed.")
-                noted = True
-            pause(POLL)
+            there = {client for client in self.channel.sites() if client in clients}
+            now = time.monotonic()
+            if len(there) >= least or now - began > self.config.round_timeout:
+                return there
+            if now >= told:
+                absent = ", ".join(sorted({*clients} - there))
+                self.note(f"{len(there)} sites are connected, and {least} are needed: waiting for {absent}.")
+                told = now + TELL
+            if stop_requested.wait(POLL):
+                raise Stopped
+
+
+def request(task: Task) -> Table:
+    """`after`: the step after which the site's memory counts; None: what it was at first."""
+    counted = fetched(task.memory).get(COUNTED)
+    asked_for: dict[str, Table] = {
+        "train": {},
+        "answer": {"question": task.question},
+        "evaluate": {"splits": list(task.splits), "detailed": task.detailed},
+    }
+    return {"do": task.do, **asked_for[task.do], "after": None if counted is None else counted.tolist()}
 
 
 def evaluations_of(

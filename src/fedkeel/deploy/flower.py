@@ -1,0 +1,144 @@
+"""Fedkeel as a Flower app, for those who have a Flower federation; by Flower's public classes alone.
+
+`flwr run` reads the options of a run from `[tool.flwr.app.config]`, by the names they have everywhere in Fedkeel, with
+three more: `out` (the run directory; one that holds a run is resumed), `sites` (how many to wait for) and `wait` (for
+how many seconds). A node's own configuration has `data` (its folder of images), `name`, `state`, `device` and `accept`
+(the file of its policy); a node of a simulation has none of these and is one client of the data set that the options
+name.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedkeel.config import from_dict
+from fedkeel.core.messages import BadMessage, reading
+from fedkeel.data.site import OWN
+from fedkeel.deploy.policy import Policy
+from fedkeel.deploy.serving import Waiting, train
+from fedkeel.deploy.site import Site, own_folder, share_of_data_set
+from fedkeel.engine.executors.sites.channel import Reply, Table, read_reply
+from fedkeel.errors import FedkeelError
+from fedkeel.stopping import Stopped, stop_requested
+
+TABLE, BYTES = "table", "tensors"
+NAME = "name"  # a request of this file's own: Flower knows its nodes by numbers
+LARGEST_TABLE, PATIENCE, POLL = 4 * 2**20, 60.0, 0.5
+
+server_app = ServerApp()
+"""The round loop as a Flower app. No example: `flwr run` starts it, from a pyproject.toml that names it."""
+client_app = ClientApp()
+"""One site as a Flower app, likewise."""
+
+
+def to_records(table: Table, message: bytes) -> RecordDict:
+    array = Array(dtype="uint8", shape=(len(message),), stype="fedkeel.safetensors", data=message)
+    return RecordDict({TABLE: ConfigRecord({TABLE: json.dumps(table)}), BYTES: ArrayRecord({BYTES: array})})
+
+
+def from_records(records: RecordDict) -> Reply:
+    with reading():
+        text = records.config_records[TABLE][TABLE]
+        if not isinstance(text, str) or len(text) > LARGEST_TABLE:
+            raise BadMessage(f"its table is not a text of {LARGEST_TABLE:,} characters at most")
+        table = json.loads(text)
+        if not isinstance(table, dict):
+            raise BadMessage("its table is none")
+        return table, records.array_records[BYTES][BYTES].data
+
+
+@dataclass
+class FlowerChannel:
+    """A grid of Flower's. A node says itself what its name is; the first that says one has it."""
+
+    grid: Grid
+    known: dict[int, str] = field(default_factory=dict)
+
+    def sites(self) -> list[str]:
+        there = set(self.grid.get_node_ids())
+        self.known = {node: name for node, name in self.known.items() if node in there}
+        new = there - self.known.keys()
+        for node, reply in self._send({node: {"do": NAME} for node in new}, b"", PATIENCE) if new else ():
+            try:
+                name = read_reply(reply, lambda table, _: str(table[NAME])[:200], 2**20)
+            except BadMessage:
+                continue
+            if name not in self.known.values():
+                self.known[node] = name
+        return sorted(self.known.values())
+
+    def exchange(
+        self, requests: Mapping[str, Table], message: bytes, timeout: float
+    ) -> Iterator[tuple[str, Reply | str]]:
+        nodes = {node: requests[name] for node, name in self.known.items() if name in requests}
+        for node, reply in self._send(nodes, message, timeout):
+            yield self.known[node], reply
+
+    def _send(self, requests: Mapping[int, Table], message: bytes, timeout: float) -> Iterator[tuple[int, Reply | str]]:
+        kind, deadline = MessageType.QUERY, time.monotonic() + timeout
+        sent = [Message(to_records(table, message), dst_node_id=n, message_type=kind) for n, table in requests.items()]
+        waiting = set(self.grid.push_messages(sent))
+        while waiting and time.monotonic() < deadline:
+            for reply in self.grid.pull_messages(list(waiting)):
+                waiting.discard(reply.metadata.reply_to_message_id)
+                yield reply.metadata.src_node_id, content_of(reply)
+            if waiting and stop_requested.wait(POLL):
+                raise Stopped
+
+
+def content_of(reply: Message) -> Reply | str:
+    if reply.has_error():
+        return f"its Flower says: {str(reply.error.reason)[:200]}"
+    try:
+        return from_records(reply.content)
+    except BadMessage as bad:
+        return str(bad)
+
+
+def main(grid: Grid, context: Context) -> None:
+    """The ServerApp: the ordinary round loop over the nodes of the grid."""
+    given: dict[str, Any] = {name.replace("-", "_"): value for name, value in context.run_config.items()}
+    out, sites, wait = str(given.pop("out", "")), int(given.pop("sites", 0)), float(given.pop("wait", 600))
+    train(FlowerChannel(grid), from_dict(given), out or None, Waiting(sites, wait))
+
+
+def answer(message: Message, context: Context) -> Message:
+    """One request. The site stays in this process for the next one, where there is a next one."""
+    site = site_of(tuple(sorted(context.node_config.items())), tuple(sorted(context.run_config.items())))
+    table, data = from_records(message.content)
+    reply = ({NAME: site.name}, b"") if table.get("do") == NAME else site.reply(table, data)
+    return Message(to_records(*reply), reply_to=message)
+
+
+@lru_cache(maxsize=16)
+def site_of(node_config: tuple[tuple[str, Any], ...], run_config: tuple[tuple[str, Any], ...]) -> Site:
+    """From a node's configuration: its own folder, or one client of the data set that the server names."""
+    node, run = dict(node_config), {name.replace("-", "_"): value for name, value in run_config}
+    state, device = node.get("state"), str(node.get("device", "auto"))
+    if "data" in node:
+        folder = Path(str(node["data"])).expanduser()
+        name = str(node.get("name", "")) or folder.resolve().name
+        policy = Policy.read(Path(str(node["accept"])).expanduser()) if "accept" in node else Policy()
+        own = {option: node[option] for option in OWN if option in node}
+        return Site(own_folder(folder, name, **own), Path(str(state)) if state else None, name, device, policy=policy)
+    if "partition-id" in node:
+        # Nodes of a simulation share a disk with the server, or at least its run directory.
+        position, out = int(node["partition-id"]), str(run.pop("out", ""))
+        place = Path(out) / "sites" / str(position) if Path(out).is_absolute() else None
+        read = share_of_data_set(position)
+        options = {name: value for name, value in run.items() if name not in ("sites", "wait")}
+        (client,) = read(from_dict(options), None)
+        return Site(read, place, client.name, device, position=position, policy=None)
+    raise FedkeelError("A node needs its images: give 'data' in its node configuration, the folder of its classes.")
+
+
+server_app.main()(main)
+client_app.query()(answer)

@@ -1,3 +1,0 @@
-"""Clients at other machines."""
-
-from fedkeel.engine.executors.flower import executor as executor
