@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -64,14 +64,6 @@ class LocalData(Protocol):
     def validation(self, batch_size: int | None = None) -> Iterator[Batch]:
         """One pass over the validation samples; over nothing where the client has none."""
         ...
-
-
-Repeat = Callable[[Hashable, Callable[[Batch], None], Iterable[Batch]], None]
-
-
-def one_by_one(_: Hashable, do: Callable[[Batch], None], batches: Iterable[Batch]) -> None:
-    for batch in batches:
-        do(batch)
 
 
 @dataclass

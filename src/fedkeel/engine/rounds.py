@@ -115,14 +115,9 @@ class Federated:
 
     # -- sample, broadcast -----------------------------------------------------------------------------------
     def _sample(self, round: int) -> None:
-        """The clients of this round, those who just came among them, in the federation's order."""
+        """The clients of this round, in the federation's order."""
         server = self.server
         self.traffic = Counter(bytes_up=0, bytes_down=0, questions=0)
-        if (grown := self.setup.grown()) is not None:  # over a network clients may come
-            self.setup.worker.federation = grown
-            self.setup = self.evaluation.setup = replace(self.setup, given=grown)
-            server.num_clients = len(grown.clients)
-            self.evaluation.begin()
         clients = self.federation.clients
         server.round = round
         server.participants = [clients[i].name for i in self.setup.rules.sampler.sample(len(clients), round)]

@@ -61,10 +61,6 @@ class Setup:
         """Domains that are evaluated and never trained on."""
         return list(dict.fromkeys(client.domain for client in self.given.unseen))
 
-    def grown(self) -> Federation | None:
-        """The federation with clients that came since the last round, where clients can come: over a network."""
-        return None
-
     def noise_from(self) -> str:
         """Whose randomness the noise of a private run rests on: one of `tables.SOURCES`."""
         return "system" if self.rules.secret else "seed"
