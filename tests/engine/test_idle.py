@@ -154,9 +154,9 @@ def test_a_run_made_before_can_be_gone_on_with_but_not_be_given_more(tmp_path: P
     text = (run.directory / "config.toml").read_text().replace("ray_cores = 0", "ray_cores = 3")
     (run.directory / "config.toml").write_text(text)
     objects = {"federation": tiny.federation(), "model": tiny.model()}
-    assert fedkeel.extend(run.directory, rounds=2, **objects).rounds_done == 2
+    assert fedkeel.resume(run.directory, rounds=2, **objects).rounds_done == 2
     with pytest.raises(FedkeelError, match="'ray_actors' does nothing without --executor ray"):
-        fedkeel.extend(run.directory, rounds=3, ray_actors=2, **objects)
+        fedkeel.resume(run.directory, rounds=3, ray_actors=2, **objects)
 
 
 # -- several runs ----------------------------------------------------------------------------------------------------

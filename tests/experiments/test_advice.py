@@ -385,7 +385,7 @@ def one_client() -> Federation:
         ({"method": "greg"}, "methods are what advice is about"),
         ({"evaluate_with": "batch"}, "the pilot sets it itself"),
         ({"learning_rat": 0.1}, "did you mean 'learning_rate'"),
-        ({"federation": "digits"}, "data='digits'"),
+        ({"federation": "digits"}, "the name of a data set as data='...'"),
         ({"model": 3}, "give a network, or its name"),
         ({"partition": "even(clients=0)"}, "clients"),
         ({"federation": one_client()}, "nothing federated to advise on"),

@@ -119,7 +119,7 @@ class TestObjects:
         refused: list[tuple[Any, dict[str, Any], str]] = [
             ([Scaled], {}, "What to compare has"),
             ([Scaled(0.5), Scaled(0.5)], {}, "is given twice: keep one"),
-            (["fedavg"], {"federation": "digits-shift"}, "is given as data='digits-shift'"),
+            (["fedavg"], {"federation": "digits-shift"}, "'federation' is 'digits-shift': give a"),
             (["fedavg"], {"model": nn.Linear}, "give an object of it"),
             (["fedavg"], {"federation": tiny.federation(), "data": "folder"}, "object together with data='folder'"),
             (["fedavg"], {"federation": tiny.federation(), "unseen": "a"}, "object together with unseen='a'"),

@@ -133,7 +133,7 @@ class Started(JobsObserver):
 def hangs(pipe: Connection, *_: object) -> None:
     """In place of a run's process: it begins and then hears nothing, not even that it should stop."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    pipe.send_bytes(b'["job_started", 0]')
+    pipe.send(("job_started", 0))
     while True:
         signal.pause()
 
@@ -158,7 +158,7 @@ def test_runs_that_do_not_stop_are_ended_when_the_time_is_over(tmp_path: Path, m
 
 def test_a_run_that_dies_of_being_told_to_stop_has_not_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def deaf(pipe: Connection, *_: object) -> None:
-        pipe.send_bytes(b'["job_started", 0]')
+        pipe.send(("job_started", 0))
         signal.pause()
 
     finished: list[str] = []

@@ -58,7 +58,7 @@ def test_what_a_method_computes_is_in_it(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.slow
 def test_what_the_released_pass_of_hbn_looks_at_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     before = losses("hbn(variant=released)")
-    monkeypatch.setattr("fedkeel.methods.hbn.islice", lambda batches, _: batches)  # all images, not the first 64
+    monkeypatch.setattr("fedkeel.methods.hbn_released.islice", lambda batches, _: batches)  # all, not 64
     assert not same(before, losses("hbn(variant=released)"))
 
 

@@ -32,7 +32,7 @@ fedkeel.simulate(verbose=3)
 fedkeel.compare(["fedavg"], seed=1)
 fedkeel.compare(["fedavg"], learning_rate="0.1")
 fedkeel.compare([3])
-fedkeel.resume("x", rounds=3)
+fedkeel.resume("x", batch_size=3)
 """
 
 

@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from fedkeel.stopping import LOOK, Stopped, stop_requested, undisturbed
 
 log = logging.getLogger("fedkeel")
 STOPPED = "stopped"
+AGAIN = 10.0  # seconds after which a process that was asked to stop is asked once more
 
 
 @dataclass(frozen=True)
@@ -237,6 +239,15 @@ class _Child:
             self.process.start()
         theirs.close()
         self.outcome: str | None = None  # its problem, or "" where there is none; None while it is to go on
+        self._asked: list[float] = []
+
+    def ask_to_stop(self) -> None:
+        """After its current step, see `_work`. However often this is called, it gets one signal and, `AGAIN` later, a
+        second, in case the first came before it could listen."""
+        now = time.monotonic()
+        if not self._asked or (len(self._asked) == 1 and now - self._asked[0] >= AGAIN):
+            self._asked.append(now)
+            self.process.terminate()
 
     def heard(self) -> Any:
         """What it says; None at its end."""
@@ -257,7 +268,7 @@ def _run_at_once(
             stopping = stopping or stop_requested.is_set()
             for child in at_work:
                 if stopping or child.outcome is not None:
-                    child.process.terminate()  # it stops after its current step, see `_work`, and may be told often
+                    child.ask_to_stop()
             while waiting and len(at_work) < processes and not stopping:
                 job = waiting.next()
                 at_work[start(job)] = job
@@ -283,6 +294,7 @@ def _run_at_once(
     finally:
         for child in at_work:  # only after an exception, such as a second Ctrl-C
             child.process.kill()
+            child.process.join()
     if stopping:
         raise Stopped
     return failures
