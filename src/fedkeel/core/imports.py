@@ -6,11 +6,13 @@ read, and the file itself is named each time.
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 import traceback
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from fedkeel.config import Config
@@ -21,31 +23,50 @@ COPIES = "code"
 _under_way: list[str] = []
 
 
+class SourceItself(SourceFileLoader):
+    """Reads the file, whatever bytecode of an earlier edit lies beside it, and leaves none."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def load(file: str | Path) -> None:
     """Import a Python file. As for a script, its folder is where it finds others."""
     path = Path(file).expanduser().absolute()
     if path.suffix != ".py" or not path.is_file():
         raise FedkeelError(f"'{file}' is not a Python file that is there: give the path of one.")
     known = sys.modules.get(path.stem)
-    if known is not None and getattr(known, "__file__", None) != str(path):
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return
+    if known is not None:
         raise FedkeelError(f"'{file}' cannot be imported, there is a module '{path.stem}' already: rename the file.")
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
-    importlib.invalidate_caches()
+    loader = SourceItself(path.stem, str(path))
+    spec = spec_from_file_location(path.stem, path, loader=loader)
+    assert spec is not None
     _under_way.append(path.name)
     try:
-        importlib.import_module(path.stem)
-    except FedkeelError as error:
-        raise FedkeelError(f"'{path.name}' cannot be imported: {error}") from error
-    except SyntaxError as error:
-        raise FedkeelError(f"'{path.name}' cannot be imported, SyntaxError: {first_line(error)}.") from error
-    except (Exception, SystemExit) as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(last.filename).name}, line {last.lineno}"
-        said = f"{type(error).__name__}: {first_line(error)}"
-        raise FedkeelError(f"'{path.name}' cannot be imported, {where}: {said}.") from error
+        module = sys.modules[path.stem] = module_from_spec(spec)
+        loader.exec_module(module)
+    except BaseException as error:
+        sys.modules.pop(path.stem, None)
+        if isinstance(error, Exception | SystemExit):
+            raise refusal(path, error) from error
+        raise
     finally:
         _under_way.pop()
+
+
+def refusal(path: Path, error: BaseException) -> FedkeelError:
+    """What is said of a file that failed."""
+    if isinstance(error, FedkeelError):
+        return FedkeelError(f"'{path.name}' cannot be imported: {error}")
+    if isinstance(error, SyntaxError):
+        return FedkeelError(f"'{path.name}' cannot be imported, SyntaxError: {first_line(error)}.")
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where, said = f"{Path(last.filename).name}, line {last.lineno}", f"{type(error).__name__}: {first_line(error)}"
+    return FedkeelError(f"'{path.name}' cannot be imported, {where}: {said}.")
 
 
 def refuse_while_importing() -> None:

@@ -1,9 +1,7 @@
 """Several runs at once, each in a process and with a core of its own, or one after another in this process.
 
 On a GPU several runs share the card. Each has its own context, and the card takes turns between them, unless NVIDIA's
-Multi-Process Service lets them run side by side.
-
-A job that crashes takes only its own run with it.
+Multi-Process Service lets them run side by side. A job that crashes takes only its own run with it.
 """
 
 import logging
@@ -242,8 +240,7 @@ class _Child:
         self._asked: list[float] = []
 
     def ask_to_stop(self) -> None:
-        """After its current step, see `_work`. However often this is called, it gets one signal and, `AGAIN` later, a
-        second, in case the first came before it could listen."""
+        """After its current step: one signal, and a second `AGAIN` later, if the first came before it could listen."""
         now = time.monotonic()
         if not self._asked or (len(self._asked) == 1 and now - self._asked[0] >= AGAIN):
             self._asked.append(now)
@@ -346,9 +343,8 @@ def share_tracker(name: str | None) -> None:
 def _try_database(pipe: Connection) -> None:
     import mlflow
 
-    problem = ""
     try:
         mlflow.MlflowClient().search_experiments(max_results=1)
+        pipe.send("")
     except Exception as error:
-        problem = f"{first_line(error)}."
-    pipe.send(problem)
+        pipe.send(f"{first_line(error)}.")
