@@ -290,6 +290,13 @@ if __name__ == "__main__":
 """
 
 
+def is_rays(pid: int) -> bool:
+    try:
+        return "ray::" in Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:  # gone in the meantime
+        return False
+
+
 def test_an_interrupted_command_leaves_nobody_behind_and_goes_on(tmp_path: Path, machines: Machines) -> None:
     place, ready = tmp_path / "run", tmp_path / "ready"
     alone = ["--executor", "ray", "--ray-address", "local", "--ray-actors", "1"]  # a Ray of its own
@@ -298,9 +305,10 @@ def test_an_interrupted_command_leaves_nobody_behind_and_goes_on(tmp_path: Path,
         cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
-        until(lambda: process.poll() is not None or ready.exists())
+        # Its actor has a name of Ray's only once it has begun.
+        until(lambda: process.poll() is not None or (ready.exists() and any(map(is_rays, descendants(process.pid)))))
         others = descendants(process.pid)
-        assert any("ray::" in Path(f"/proc/{pid}/cmdline").read_text() for pid in others)
+        assert process.poll() is None
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process of the command gets it
         out, err = process.communicate(timeout=HANG)
     finally:
