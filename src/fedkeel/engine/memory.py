@@ -17,6 +17,8 @@ from fedkeel.errors import StoreError
 from fedkeel.files import explained, make_folder, sync
 from fedkeel.stopping import WRITING, reached
 
+HELD = 2**30  # bytes of what is in files that may be held in memory too
+
 
 class Damaged(Exception):
     """What a checkpoint speaks of is not there as it was; the text says what."""
@@ -25,11 +27,11 @@ class Damaged(Exception):
 class ClientMemory:
     """What each client remembers between rounds. A federation of stateless clients remembers nothing.
 
-    Of what is in the files, no more than `limit` bytes are held in memory too: what was used last.
+    Of what is in the files, no more than `HELD` bytes are held in memory too: what was used last.
     """
 
-    def __init__(self, folder: Path, *, limit: int | None = None, stateless: bool = False) -> None:
-        self.folder, self._limit, self._stateless = folder, limit, stateless
+    def __init__(self, folder: Path, *, stateless: bool = False) -> None:
+        self.folder, self._stateless = folder, stateless
         self._held: dict[str, Remembered] = {}  # least recently used first
         self._bytes = 0  # of those
         self._changed: dict[str, None] = {}  # of those, the ones that are not in the files like this
@@ -88,7 +90,7 @@ class ClientMemory:
             for client in self._changed:
                 sync(self._path(client, round))
         self._written, self._changed = self._changed, {}
-        while self._limit is not None and self._bytes > self._limit:
+        while self._bytes > HELD:
             oldest = next(iter(self._held))
             self._bytes -= _size(self._held.pop(oldest))
         since, self._since = self._since, round

@@ -40,12 +40,13 @@ log = logging.getLogger("fedkeel")
 
 class Rule:
     """A robust rule. `replaces_mean`: it acts as `mean`; otherwise it acts as `select`, before all other rules.
-    `fewest`: clients in a round without which it means nothing."""
+    `fewest`: clients in a round without which it means nothing. `alike`: weights in the mean have no effect."""
 
     name = ""
     fewest = 1
     paper: ClassVar[str] = ""
     replaces_mean: ClassVar[bool] = False
+    alike: ClassVar[bool] = False
 
     def select(self, broadcast: Broadcast, updates: Sequence[Update]) -> list[Update]:
         """The updates that count, perhaps changed."""
@@ -85,7 +86,7 @@ class Median(Rule):
     """The median of every entry over the clients, in place of the mean."""
 
     paper = "Yin et al. 2018"
-    replaces_mean = True
+    replaces_mean = alike = True
     fewest = 3
 
     def mean(self, states: Sequence[Tensors]) -> Tensors:
@@ -98,7 +99,7 @@ class TrimmedMean(Rule):
     """The mean of every entry without its smallest and largest values, in place of the mean."""
 
     paper = "Yin et al. 2018"
-    replaces_mean = True
+    replaces_mean = alike = True
 
     share: Annotated[float, Range(above=0, below=0.5)] = 0.2  # of clients left out at either end, rounded down
 
@@ -116,6 +117,7 @@ class Krum(Rule):
     """The one update that is nearest to its neighbours; nothing else counts."""
 
     paper = "Blanchard et al. 2017"
+    alike = True
 
     liars: Annotated[int, Range(0)] = 1  # how many clients may lie; a round needs twice that and three more
 
@@ -137,6 +139,8 @@ class Krum(Rule):
 @dataclass
 class MultiKrum(Krum):
     """The updates that are nearest to their neighbours; the others do not count."""
+
+    alike = False
 
     keep: Count | None = None  # how many updates count; None for all but the liars
 
