@@ -35,11 +35,6 @@ def files(folder: Path) -> list[str]:
     return sorted(f"{path.parent.name}/{int(path.stem)}" for path in folder.rglob("*.safetensors"))
 
 
-@pytest.fixture
-def nothing_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkeel.engine.memory.HELD", 0)
-
-
 # -- in memory and in files ----------------------------------------------------------------------------------
 def test_nothing_is_written_before_a_checkpoint_is(tmp_path: Path) -> None:
     memory = ClientMemory(tmp_path / "memory")
@@ -48,25 +43,6 @@ def test_nothing_is_written_before_a_checkpoint_is(tmp_path: Path) -> None:
     assert not (tmp_path / "memory").exists()
     memory.commit(0)
     assert files(tmp_path / "memory") == [f"{file_name(name)}/0" for name in "abc"]
-
-
-def test_beyond_the_limit_the_least_recently_used_are_in_their_files_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedkeel.engine.memory.HELD", 300)
-    memory = ClientMemory(tmp_path)
-    for number, name in enumerate("abcd"):
-        memory.keep(name, remembered(number))
-    memory.look("a")  # b is now the one that was not used for longest
-    memory.commit(0)
-    for name in "acd":
-        (tmp_path / file_name(name) / "000000.safetensors").unlink()
-    assert values(memory) == {"a": 0, "b": 1, "c": 2, "d": 3}
-    (tmp_path / file_name("b") / "000000.safetensors").unlink()
-    with pytest.raises(
-        StoreError, match=r"What a client remembers cannot be read from '.*/b/000000.safetensors' \(No such"
-    ):
-        memory.look("b")
 
 
 def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:
@@ -79,7 +55,6 @@ def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:
     assert files(tmp_path) == [f"{file_name('a')}/0", f"{file_name('b')}/2"]
 
 
-@pytest.mark.usefixtures("nothing_held")
 def test_every_kind_of_tensor_comes_back_bit_for_bit_in_its_order(tmp_path: Path) -> None:
     tensors = {
         "z": torch.tensor([float("nan"), -0.0, float("inf"), 1e-45]),
@@ -101,7 +76,6 @@ def test_every_kind_of_tensor_comes_back_bit_for_bit_in_its_order(tmp_path: Path
         assert bits[:1] == bits[1:]
 
 
-@pytest.mark.usefixtures("nothing_held")
 def test_a_handle_is_passed_on_and_asked_only_for_what_is_written(tmp_path: Path) -> None:
     asked: list[int] = []
 
@@ -151,7 +125,7 @@ def test_each_commit_can_be_gone_back_to_as_long_as_it_is_kept(tmp_path: Path) -
     second = memory.commit(1)
     memory.release(0)  # the checkpoint of round 0 is still there
     memory.keep("a", remembered(99))
-    memory._write("a", 2)  # and here it is killed
+    memory.commit(2)  # and here it is killed
     for round, reference, expected in ((1, second, {"a": 10, "b": 2, "c": 3}), (0, first, {"a": 1, "b": 2})):
         again = ClientMemory(tmp_path)
         look = again.as_of(round)  # without going back
@@ -215,22 +189,6 @@ def test_files_that_are_missing_are_noticed_before_a_run_goes_on(tmp_path: Path)
 
 
 # -- whole runs ----------------------------------------------------------------------------------------------
-METHODS = ["fedbn", "standalone", "fedcoda", "hbn", "hbn(variant=released)"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("executor", ["serial", "processes"])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_run_that_keeps_nothing_in_memory_is_the_same_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, executor: str
-) -> None:
-    options: dict[str, Any] = {"rounds": 3, "participation": 0.7, **tiny.by(executor)}
-    plain = tiny.run(tmp_path / "plain", method, **options)
-    monkeypatch.setattr("fedkeel.engine.memory.HELD", 0)
-    spilled = tiny.run(tmp_path / "spilled", method, **options)
-    assert tiny.result(spilled) == tiny.result(plain)
-
-
 @pytest.mark.slow
 def test_a_checkpoint_costs_what_changed_not_what_all_remember(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forty clients, two a round: at the end as many files are written a round as in the beginning."""
@@ -310,7 +268,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("nothing_held")
 def test_killed_between_two_writes_and_resumed_it_is_the_same_run(tmp_path: Path, whole: dict[str, bytes]) -> None:
     moments = list(range(0, 190, 4))
     kills = kill_and_resume(tmp_path, whole, moments)
