@@ -45,7 +45,7 @@ EXAMPLES = """examples:
 # The order in which a person meets them; others follow by name.
 ORDER = (
     *("advise", "run", "compare", "tune", "resume", "demo", "reproduce", "results", "show", "data", "list"),
-    *("analyse", "report", "watch", "bench", "export", "calibrate", "server", "join"),
+    *("analyse", "report", "watch", "bench", "predict", "evaluate", "calibrate", "export", "server", "join"),
 )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from fedkeel.config import Config, first_of
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.naming import file_name
-from fedkeel.core.readable import DASH, csv_table
+from fedkeel.core.readable import DASH, csv_table, text_table
 from fedkeel.engine.measuring import ALWAYS, probabilities
 from fedkeel.engine.metrics import Metric, selection
 from fedkeel.errors import FedkeelError, nearest, quoted
@@ -131,7 +131,7 @@ class Site(NamedTuple):
         return self.measures.get(name, Measure(np.nan, np.nan, np.nan))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Measures:
     """The numbers of a run beyond its accuracy, each with its 95 % interval."""
 
@@ -143,7 +143,10 @@ class Measures:
     @staticmethod
     def read(text: bytes) -> Measures:
         """An error of any kind where the file is not one that a run wrote."""
-        given = json.loads(text)
+        return Measures.of_document(json.loads(text))
+
+    @staticmethod
+    def of_document(given: Mapping[str, Any]) -> Measures:
         count, sites = len(given["classes"]), []
         for site in given["sites"]:
             confusion = np.zeros((count, count), dtype=np.int64)
@@ -221,7 +224,14 @@ class Measures:
         for name in self.names:
             sites = {site: measure.to_list()[:3] for site, measure in self.of(name).items()}
             found[name] = {"average": self.average(name).to_list(), "sites": sites}
+        for name, measures in self.by_class().items():
+            found[name]["classes"] = {c: one.to_list() for c, one in zip(self.classes, measures, strict=True)}
         return found
+
+    def __repr__(self) -> str:
+        accuracy, average = self.of("accuracy"), self.average("accuracy")
+        rows = [(site, f"{self.samples(site):,}", interval(measure)) for site, measure in accuracy.items()]
+        return text_table(f"Accuracy in %: {interval(average)} on average", [("site", "samples", "accuracy"), *rows])
 
     def notes(self) -> list[str]:
         """What a person should know before believing the numbers."""

@@ -28,7 +28,7 @@ from fedkeel.engine.setup import build_model, load_federation
 from fedkeel.errors import FedkeelError
 from fedkeel.options import as_path
 from fedkeel.runs.intact import how_to_continue
-from fedkeel.runs.measures import Measured
+from fedkeel.runs.measures import Measured, Measures
 from fedkeel.runs.origin import Origin, read_outline
 from fedkeel.runs.site_model import SiteModel
 from fedkeel.runs.store import MODEL, SUMMARY, read_config
@@ -225,7 +225,25 @@ class Run(Measured):
                 f"How images become what the network of '{self.directory}' sees is not known here, since it was done "
                 "at its sites or by a transform given in Python: use Run.model(), and prepare its input yourself."
             )
-        return Trained.around(network, federation)
+        return Trained.around(network, federation, self._columns())
+
+    def evaluate(
+        self,
+        data: Any,
+        labels: Any = None,
+        *,
+        sites: Any = None,
+        client: str | None = None,
+        calibrated: str | Path | None = None,
+    ) -> Measures:
+        """How good the trained model is on new labelled images: see `fedkeel.runs.trained.Trained.evaluate`."""
+        return self.trained(client, calibrated=calibrated).evaluate(data, labels, sites=sites)
+
+    def _columns(self) -> dict[str, str]:
+        """What the columns of the table that it was trained on are called, where that was said."""
+        data = parse(self.config.data) if self.config.data != PYTHON_OBJECT else Spec("")
+        named = {name: data.options.get(name) for name in ("path", "label", "site")} if data.name == "table" else {}
+        return {name: str(column) for name, column in named.items() if column is not None}
 
     def remember(self, **objects: Any) -> Run:
         """Keep the objects that it was made with in this process: no file can."""
