@@ -37,7 +37,7 @@ def test_the_configuration_is_stored_and_read(tmp_path: Path) -> None:
     config = Config(method="fedprox(mu=0.1)", seed=3)
     Store.create(tmp_path / "run", config).close()
     assert read_config(tmp_path / "run") == config
-    with pytest.raises(StoreError, match="is not a run directory"):
+    with pytest.raises(StoreError, match="is no run directory"):
         read_config(tmp_path)
 
 
@@ -226,7 +226,7 @@ def test_executor_and_workers_may_change_when_a_run_is_resumed() -> None:
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     run = stopped(tmp_path / "run")
     with pytest.raises(StoreError, match="are of another model than the one given"):
-        tiny.resume(run.directory, network=tiny.model(width=5), changed_code=True)
+        tiny.resume(run.directory, network=tiny.model(width=5))
 
 
 def test_a_used_directory_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

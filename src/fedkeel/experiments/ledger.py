@@ -18,12 +18,11 @@ from typing import Any
 
 from fedkeel import __version__, methods
 from fedkeel.config import MACHINE_OPTIONS, Config
-from fedkeel.core.composition import Composition
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, RecipeColumn, RecipeRow
 from fedkeel.experiments.signature import Signature, same, signature
 from fedkeel.files import explained
-from fedkeel.runs.origin import Origin, method_code
+from fedkeel.runs.origin import Origin, own_code
 from fedkeel.runs.run import Run
 from fedkeel.runs.summary import BEST_ROUND, EVERY_ROUND, RULES, summarise_run
 
@@ -149,7 +148,7 @@ def line_of(recipe: Recipe, row: RecipeRow, column: RecipeColumn, run: Run, numb
         results=results,
         method=config.method,
         version=version_of(recipe, row, column, changes := changes_of(config, run.config)),
-        signature=() if _changed_since(origin, config.method) else signature_now(config.method, model),
+        signature=() if _changed_since(origin, config) else signature_now(config.method, model),
         domains={name: _kept(100 * value) or 0.0 for name, value in summary["domains"].items() if value is not None},
         statistics={k: v for k, v in by_statistics.items() if v is not None} if len(tested) > 1 else {},
         diverged=tuple(summary["diverged_domains"]),
@@ -164,9 +163,9 @@ def line_of(recipe: Recipe, row: RecipeRow, column: RecipeColumn, run: Run, numb
     )
 
 
-def _changed_since(origin: Origin | None, method: str) -> bool:
+def _changed_since(origin: Origin | None, config: Config) -> bool:
     """Whether a run is of other code than there is now, whose signature is then not its own."""
-    return bool(origin and origin.changed_code(method_code(Composition.of(methods.build(method)))))
+    return bool(origin and origin.changed_code(own_code(config)))
 
 
 def accuracy(summary: Mapping[str, Any], reading: Mapping[str, str]) -> float | None:

@@ -7,7 +7,6 @@ where several clients share one, its numbers are the means over them, as those o
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from fedkeel.core.readable import DASH, csv_table, text_table
 from fedkeel.engine.measuring import ALWAYS, probabilities
 from fedkeel.engine.metrics import Metric, selection
 from fedkeel.errors import FedkeelError, nearest, quoted
+from fedkeel.files import parsed
 from fedkeel.formulas.measures import Array, Measure, mean_of, of_confusion
 from fedkeel.runs.intact import Files
 from fedkeel.runs.tables import need_pandas
@@ -55,7 +55,7 @@ class Measured(Files):
         data = self.intact(FILE)
         try:
             return Measures.read(data)
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError) as error:
             raise self.changed(FILE, f"tables cannot be read ({type(error).__name__})") from error
 
     @property
@@ -143,7 +143,7 @@ class Measures:
     @staticmethod
     def read(text: bytes) -> Measures:
         """An error of any kind where the file is not one that a run wrote."""
-        return Measures.of_document(json.loads(text))
+        return Measures.of_document(parsed(text))
 
     @staticmethod
     def of_document(given: Mapping[str, Any]) -> Measures:
@@ -156,6 +156,9 @@ class Measures:
             measures, times = of_confusion(confusion) | told, int(site.get("times", 1))
             sites.append(Site(site["client"], site["domain"], confusion, measures, times))
         unseen, lower = (frozenset(given[name]) for name in ("unseen", "lower_is_better"))
+        texts = [*given["classes"], *unseen, *lower, *(text for site in sites for text in (site.client, site.domain))]
+        if not sites or not all(isinstance(text, str) for text in texts) or any(site.times < 1 for site in sites):
+            raise ValueError("names are not text")
         return Measures(tuple(given["classes"]), unseen, lower, tuple(sites))
 
     @property
