@@ -1,4 +1,4 @@
-"""Whatever a stranger changes in a run directory: a sentence that names the file, or the run as it was; no traceback."""
+"""Whatever a stranger changes in a run directory: a sentence that names the file, or the run as it was."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ import errno
 import multiprocessing
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import fedkeel
 from fedkeel.config import Config
 from fedkeel.core import naming
 from fedkeel.engine.checkpointing import Checkpoint
@@ -259,6 +262,24 @@ def test_two_processes_on_one_directory_are_refused(tmp_path: Path) -> None:
     process.join()
     s.close()
     Store.open(tmp_path / "run").close()
+
+
+def test_a_run_needs_nothing_that_only_posix_systems_have(tmp_path: Path) -> None:
+    hidden = ("fcntl", "pwd", "grp", "resource", "termios", "tty", "pty", "syslog")
+    code = f"""
+import os, sys
+sys.modules.update(dict.fromkeys({hidden}))
+import torch
+for name in ("fork", "sched_getaffinity", "getuid", "killpg", "mkfifo"):
+    delattr(os, name)
+import fedkeel
+from fedkeel.cli import main
+words = "--rounds=1 --subsample=10 --executor=serial --device=cpu --quiet --out run".split()
+sys.exit(main(["run", "--model=simple_cnn(width=2)", *words]) or main(["show", "run"]) or main(["resume", "run"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert fedkeel.load(tmp_path / "run").labels[0] == "0"
 
 
 def test_a_forked_worker_does_not_hold_the_directory(tmp_path: Path) -> None:
