@@ -208,7 +208,7 @@ def test_without_checkpoints_or_with_short_metrics_the_run_starts_again(
     (run.directory / "metrics.jsonl").write_bytes(b"")
     notes = tiny.Notes()
     assert tiny.result(tiny.resume(run.directory, observer=notes)) == whole
-    assert "is shorter than the checkpoint" in notes.notes[0]
+    assert "is not what it was then" in notes.notes[0]
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def is_record(found: Any) -> bool:
     """Whether this is a line of `metrics.jsonl` that a run wrote."""
     if not isinstance(found, dict) or not _is_text(found.get("kind")):
         return False
-    kinds, metrics = RECORDS.get(found["kind"], {"round": _is_number}), found.get("metrics", {})
+    kinds, metrics = RECORDS.get(found["kind"], {}), found.get("metrics", {})
     whole = all(sound(found[name]) if name in found else name in MAY_LACK for name, sound in kinds.items())
     return whole and isinstance(metrics, dict) and all(map(_is_averaged, metrics.values()))
 
