@@ -76,7 +76,7 @@ def test_several_runs_at_once(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     ("arguments", "sentence"),
     [
         (["tsnee", "."], "There is no diagnostic named 'tsnee': did you mean 'tsne'?"),
-        (["cost", "nowhere"], "'nowhere' is no run directory"),
+        (["cost", "nowhere"], "'nowhere' is not a run directory"),
         (["tsne(samples=1)", "."], "The 'samples' of tsne"),
     ],
 )

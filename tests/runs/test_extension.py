@@ -206,7 +206,7 @@ def test_what_cannot_be_extended_is_told_in_a_sentence(tmp_path: Path, capsys: p
         extend(run.directory, 5, learning_rate=0.1)
     with pytest.raises(FedkeelError, match=r"The data of .* was given in Python.*give it again, federation="):
         fedkeel.resume(run.directory, rounds=5, model=tiny.model())
-    with pytest.raises(FedkeelError, match="is no run directory"):
+    with pytest.raises(FedkeelError, match="is not a run directory"):
         extend(tmp_path, 5)
     for arguments, sentence in (
         ([str(run.directory), "--rounds", "few"], "'rounds' is 'few': give a whole number"),

@@ -40,7 +40,7 @@ def test_the_configuration_is_stored_and_read(tmp_path: Path) -> None:
     config = Config(method="fedprox(mu=0.1)", seed=3)
     Store.create(tmp_path / "run", config).close()
     assert read_config(tmp_path / "run") == config
-    with pytest.raises(StoreError, match="is no run directory"):
+    with pytest.raises(StoreError, match="is not a run directory"):
         read_config(tmp_path)
 
 
@@ -273,9 +273,10 @@ import torch
 for name in ("fork", "sched_getaffinity", "getuid", "killpg", "mkfifo"):
     delattr(os, name)
 import fedkeel
-from fedkeel.cli import main
-words = "--rounds=1 --subsample=10 --executor=serial --device=cpu --quiet --out run".split()
-sys.exit(main(["run", "--model=simple_cnn(width=2)", *words]) or main(["show", "run"]) or main(["resume", "run"]))
+options = dict(rounds=1, subsample=10, model="simple_cnn(width=2)", executor="serial", device="cpu")
+fedkeel.simulate(directory="run", **options)
+fedkeel.resume("run", rounds=2)
+print(fedkeel.Run("run"))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -283,7 +283,9 @@ class Store:
 def read_config(directory: str | Path) -> Config:
     path = Path(directory) / CONFIG
     if not path.exists():
-        raise StoreError(f"'{directory}' is no run directory (it has no {CONFIG}): give one that 'fedkeel run' made.")
+        raise StoreError(
+            f"'{directory}' is not a run directory (it has no {CONFIG}): give one that 'fedkeel run' made."
+        )
     try:
         return configuration.from_dict(configuration.read(path))
     except FedkeelError as error:
