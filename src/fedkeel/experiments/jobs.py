@@ -28,7 +28,7 @@ from fedkeel.engine.executors.processes import end_with_parent
 from fedkeel.engine.executors.ray import shared
 from fedkeel.errors import FedkeelError, death, first_line
 from fedkeel.observer import Observer, Several
-from fedkeel.runs.trackers import MLflow, require, tracked
+from fedkeel.runs.trackers import require, tracked
 from fedkeel.stopping import LOOK, Stopped, stop_requested, undisturbed
 
 log = logging.getLogger("fedkeel")
@@ -330,7 +330,7 @@ def share_tracker(name: str | None) -> None:
         return
     problem = _Child(_try_database).heard()
     if problem is None or problem:
-        raise FedkeelError(f"{MLflow.kind} does not take these runs: {problem or 'its process died.'}")
+        raise FedkeelError(f"MLflow does not take these runs: {problem or 'its process died.'}")
 
 
 def _try_database(pipe: Connection) -> None:
