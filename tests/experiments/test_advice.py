@@ -217,12 +217,12 @@ def test_small_batches_put_methods_without_batch_norm_first() -> None:
 
 
 def test_a_model_without_batch_norm() -> None:
-    advice = advised(**FEATURE_SHIFT, model="moon_cnn")
+    advice = advised(**FEATURE_SHIFT, model="simple_cnn(norm=false)")
     assert not advice.measures.batch_norm
     assert advice.methods == ["fedavg", "fedwon", "fedrdn"]
     assert advice.calibrate.verdict == "no"
     assert "no batch norm" in advice.calibrate.reason
-    assert advised(**NEITHER, model="moon_cnn").methods == ["fedavg"]
+    assert advised(**NEITHER, model="simple_cnn(norm=false)").methods == ["fedavg"]
 
 
 def test_vectors() -> None:
@@ -336,7 +336,7 @@ def test_moments_are_those_that_batch_norm_sees() -> None:
 
 def test_what_is_looked_at() -> None:
     assert early_layer(build("resnet18", num_classes=3))[0] == "encoder.bn1"
-    assert early_layer(build("moon_cnn", num_classes=3))[0] == "encoder.conv1"
+    assert early_layer(build("simple_cnn", norm=False, num_classes=3))[0] == "encoder.conv1"
     assert early_layer(torch.nn.Identity()) == ("", None)
 
 

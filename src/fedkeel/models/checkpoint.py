@@ -57,16 +57,14 @@ def load_weights(model: Classifier, path: str | Path) -> Loaded:
     body = {name: place for name, place in places.items() if not place.startswith(head)}
     if not body:
         raise FedkeelError(
-            f"No tensor in '{path}' belongs to this model (the file has '{next(iter(given))}', the model "
-            f"'{next(iter(entries))}'): give weights of the same network."
+            f"No name in '{path}' (e.g. '{next(iter(given))}') is of this model: give weights of the same."
         )
     fits = {name for name, place in places.items() if given[name].shape == entries[place].shape}
-    if differing := [name for name in body if name not in fits]:
-        there, here = tuple(given[differing[0]].shape), tuple(entries[body[differing[0]]].shape)
+    if name := next((name for name in body if name not in fits), None):
+        there, here = tuple(given[name].shape), tuple(entries[body[name]].shape)
         raise FedkeelError(
-            f"The weights in '{path}' do not fit: '{body[differing[0]]}' has shape {there} there and {here} in the "
-            f"model ({len(differing)} tensors differ): give weights of the same network, with the same stem and image "
-            "channels."
+            f"The weights in '{path}' do not fit: '{body[name]}' has shape {there} there and {here} in the model: give "
+            "weights of the same network, with the same stem and image channels."
         )
     loaded = {places[name]: given[name].to(entries[places[name]]) for name in fits}
     state.load(entries, loaded)

@@ -62,8 +62,6 @@ class HistoryClip:
     ||g|| is the norm before clipping. Without history the first norm is the start, so a first step is never clipped.
     A norm of zero starts no history, and one that is not finite does not enter it.
 
-    `parameters` are tensors, or pairs of name and tensor as from `named_parameters()`.
-
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> clip = HistoryClip([weight], alpha=1.5)
     >>> for gradient in ([3.0, 4.0], [30.0, 40.0]):  # norms 5 and 50, of which 1.5 * 5 are left
@@ -73,18 +71,9 @@ class HistoryClip:
     tensor([4.5000, 6.0000])
     """
 
-    def __init__(
-        self, parameters: Iterable[Tensor | tuple[str, Tensor]], alpha: float = 1.5, beta: float = 0.99
-    ) -> None:
-        if alpha <= 0:
-            raise FedkeelError(f"alpha of the gradient clipping is {alpha}: it must be above 0.")
-        if not 0 <= beta <= 1:
-            raise FedkeelError(f"beta of the gradient clipping is {beta}: it must be between 0 and 1.")
-        self.parameters = [item if isinstance(item, Tensor) else item[1] for item in parameters]
-        if not self.parameters:
-            raise FedkeelError("There are no parameters whose gradients could be clipped.")
-        self.alpha = alpha
-        self.beta = beta
+    def __init__(self, parameters: Iterable[Tensor], alpha: float = 1.5, beta: float = 0.99) -> None:
+        self.parameters = list(parameters)
+        self.alpha, self.beta = alpha, beta
         # gamma of every parameter in one tensor that stays where it is (a captured graph writes to it); 0: no history
         self.history = torch.zeros(len(self.parameters), device=self.parameters[0].device)
 
