@@ -81,27 +81,6 @@ NETWORKS = {
     "residual": (lambda: (Residual(), 4), (3, 8, 8)),
     "activation": (lambda: (Residual(NormWithActivation), 4), (3, 8, 8)),
     "tokens": (lambda: (Tokens(), 5), (3, 6, 6)),
-    "vectors": (
-        lambda: (chain(nn.Flatten(), nn.Linear(12, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.BatchNorm1d(7)), 7),
-        (3, 2, 2),
-    ),
-    "volumes": (
-        lambda: (chain(nn.Conv3d(1, 4, 2), nn.BatchNorm3d(4), nn.Conv3d(4, 5, 2), nn.BatchNorm3d(5), nn.Flatten()), 40),
-        (1, 4, 4, 4),
-    ),
-    "not affine": (
-        lambda: (
-            chain(
-                nn.Conv2d(3, 4, 3),
-                nn.BatchNorm2d(4, affine=False, momentum=None),
-                nn.Conv2d(4, 5, 6),
-                nn.BatchNorm2d(5, affine=False),
-                nn.Flatten(),
-            ),
-            5,
-        ),
-        (3, 8, 8),
-    ),
     "not tracking": (
         lambda: (
             chain(

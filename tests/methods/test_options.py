@@ -7,17 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from fedkeel.errors import FedkeelError
-from fedkeel.methods import METHODS, Method, build
+from fedkeel.methods import Method, build
 from fedkeel.methods.fedprox import FedProx
 from fedkeel.methods.hbn import HBN
 from fedkeel.methods.moon import Moon
 from fedkeel.methods.silobn import SiloBN
-from fedkeel.options import hints_of
-
-
-def test_every_option_of_every_method_says_what_it_may_be() -> None:
-    for entry in METHODS:
-        assert hints_of(entry.build).keys() == entry.options().keys(), entry.name
 
 
 @pytest.mark.parametrize(

@@ -59,12 +59,14 @@ def build(text: str, **options: Any) -> Method:
     """
     parts = [(METHODS.entry(spec.name), dict(spec.options)) for spec in parse_sum(text)]
     for name, value in options.items():
-        owners = [given for entry, given in parts if name in entry.options()]
-        if len(owners) != 1:
+        owners = {entry.name: given for entry, given in parts if name in entry.options()}
+        if not owners:
             known = [option for entry, _ in parts for option in entry.options()]
-            ending = f"write it in brackets, NAME({name}=...)." if owners else nearest(name, known)
-            raise FedkeelError(f"The option '{name}' is of {len(owners)} parts of '{text}': {ending}")
-        owners[0][name] = value
+            raise FedkeelError(f"'{text}' has no option '{name}': {nearest(name, known)}")
+        if len(owners) > 1:
+            both = " and ".join(f"'{owner}'" for owner in owners)
+            raise FedkeelError(f"The option '{name}' belongs to {both}: write it in brackets, NAME({name}=...).")
+        next(iter(owners.values()))[name] = value
     methods = [METHODS.make(entry.name, **given) for entry, given in parts]
     return methods[0] if len(methods) == 1 else Composition(methods)
 

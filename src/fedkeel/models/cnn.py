@@ -23,7 +23,7 @@ class SimpleCNN(Encoder):
         self, in_channels: int = 3, image_size: ImageSize | None = None, width: int = 16, norm: bool = True
     ) -> None:
         super().__init__(feature_dim=128)
-        places = self.flattens(image_size or 32, lambda side: side // 8)
+        places = self.flattens(image_size or 32, 8)
         self.conv1 = nn.Conv2d(in_channels, width, 3, padding=1)
         self.bn1 = nn.BatchNorm2d(width) if norm else nn.Identity()
         self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1)
@@ -49,7 +49,7 @@ class DigitsCNN(Encoder):
 
     def __init__(self, in_channels: int = 3, image_size: ImageSize | None = None, dropout: float = 0.5) -> None:
         super().__init__(feature_dim=512)
-        places = self.flattens(image_size or 28, lambda side: side // 4)
+        places = self.flattens(image_size or 28, 4)
         self.conv1 = nn.Conv2d(in_channels, 64, 5, padding=2)
         self.bn1 = nn.BatchNorm2d(64)
         self.conv2 = nn.Conv2d(64, 64, 5, padding=2)

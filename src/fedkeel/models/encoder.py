@@ -67,11 +67,11 @@ class Encoder(nn.Module):
         features = self.extract(x)
         return features if self.projector is None else self.projector(features)
 
-    def flattens(self, image_size: ImageSize, side: Callable[[int], int]) -> int:
-        """The places of the feature map that the first fully connected layer is made for, where n pixels become
-        side(n); images of other sizes are refused."""
+    def flattens(self, image_size: ImageSize, shrinks: int) -> int:
+        """The places of the feature map that the first fully connected layer is made for, where so many pixels of a
+        side become one; images of other sizes are refused."""
         self.image_size = height_width(image_size)
-        height, width = map(side, self.image_size)
+        height, width = (side // shrinks for side in self.image_size)
         if min(height, width) < 1:
             raise FedkeelError(f"Images of {self.image_size} px are too small for this network: enlarge them.")
         return height * width
