@@ -143,25 +143,6 @@ def test_there_is_one_after_each_block_of_convolutions_of_every_network(name):
     assert calls == list(range(len(layers)))
 
 
-class Staged(nn.Module):
-    """A stem, and stages in a list of their own, as in ConvNeXt."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
-        self.stages = nn.Sequential(*(nn.Sequential(nn.Conv2d(c, 2 * c, 3), nn.ReLU()) for c in (4, 8, 16)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        features: Tensor = self.stages(self.stem(x)).mean(dim=(2, 3))
-        return features
-
-
-def test_stages_in_a_list_of_their_own_count_one_by_one():
-    model = Classifier(Staged(), nn.Linear(32, 2), 32, 2)
-    assert [made.channels for made in augment_features(model)] == [4, 8, 16, 32]
-    assert model(torch.rand(2, 3, 12, 12)).logits.shape == (2, 2)
-
-
 def test_a_copy_of_the_model_has_layers_of_its_own():
     model = models.build("simple_cnn", num_classes=3, image_size=32)
     augment_features(model, p=1.0)

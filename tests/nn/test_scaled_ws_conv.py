@@ -93,8 +93,6 @@ def test_mistakes_are_refused() -> None:
     model = models.build("simple_cnn", num_classes=3)
     with pytest.raises(FedkeelError, match=r"did you mean 'encoder\.conv3'"):
         to_scaled_ws(model, skip=("encoder.conv33",))
-    with pytest.raises(FedkeelError, match="no init"):
-        to_scaled_ws(model, init="zeros")
     with pytest.raises(MethodError, match="no convolution"):
         to_scaled_ws(nn.Sequential(nn.Linear(2, 2)))
 

@@ -9,11 +9,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fedkeel.errors import FedkeelError
-
 
 @torch.no_grad()
-def agc_(parameters: Iterable[Tensor] | Tensor, clipping: float, eps: float = 1e-3) -> None:
+def agc_(parameters: Iterable[Tensor], clipping: float, eps: float = 1e-3) -> None:
     """Scale the gradient G_i of each output unit i down to `clipping` * max(||W_i||, eps) where it is longer.
 
     A unit is a row of a matrix, a filter of a convolution, and the whole of a one-dimensional parameter.
@@ -31,9 +29,6 @@ def agc_(parameters: Iterable[Tensor] | Tensor, clipping: float, eps: float = 1e
     >>> weight.grad
     tensor([[1.5000, 2.0000]])
     """
-    if clipping <= 0:
-        raise FedkeelError(f"The clipping threshold is {clipping}: it must be above 0.")
-    parameters = [parameters] if isinstance(parameters, Tensor) else parameters
     pairs = [(p.detach(), p.grad) for p in parameters if p.grad is not None]
     if not pairs:
         return

@@ -110,9 +110,8 @@ def augment_features(model: nn.Module, p: float = 0.5, momentum: float = 0.99) -
 
     The blocks are the parts, one after another, of the outermost module that has several with convolutions in them:
     stem and stages of a ResNet, single convolutions of the CNNs with what belongs to them (normalisation, activation,
-    pooling), inverted residuals of a MobileNet. Stages that lie in a list of their own count one by one. A layer acts
-    where the next block begins, and for the last one at its output, or before the pooling or the fully connected layer
-    that follows.
+    pooling). A layer acts where the next block begins, and for the last one at its output, or before the pooling or
+    the fully connected layer that follows.
     """
     layers = nn.ModuleList()
     for module, at_input, channels in _block_ends(model):
@@ -131,9 +130,6 @@ def _block_ends(model: nn.Module) -> list[tuple[nn.Module, bool, int]]:
         parent, blocks = blocks[0], _convolutional(blocks[0])
     if not blocks:
         raise MethodError("'fedfa' augments the feature maps of convolutions: choose a convolutional model.")
-    lists = [block for block in blocks if _is_list_of_blocks(block)]
-    if len(lists) == 1:  # several such lists are stages: blocks themselves
-        blocks = [part for block in blocks for part in (_convolutional(block) if block is lists[0] else [block])]
     ends = [(block, True, _convolutions(block)[0].in_channels) for block in blocks[1:]]
     last, channels = blocks[-1], _convolutions(blocks[-1])[-1].out_channels
     if not isinstance(last, nn.Conv2d):
@@ -147,11 +143,6 @@ def _block_ends(model: nn.Module) -> list[tuple[nn.Module, bool, int]]:
 def _convolutional(module: nn.Module) -> list[nn.Module]:
     """Its parts that have convolutions."""
     return [child for child in module.children() if _convolutions(child)]
-
-
-def _is_list_of_blocks(module: nn.Module) -> bool:
-    parts = _convolutional(module)
-    return isinstance(module, nn.Sequential) and len(parts) > 1 and not any(isinstance(p, nn.Conv2d) for p in parts)
 
 
 def _convolutions(module: nn.Module) -> list[nn.Conv2d]:

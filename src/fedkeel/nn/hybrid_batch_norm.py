@@ -116,17 +116,9 @@ class HybridBatchNorm(nn.Module):
         self._var.lerp_(var, part).add_(part * (1 - part) * delta.square())
         self._mean.add_(part * delta)
 
-    def extra_repr(self) -> str:
-        return f"{self.num_features}, eps={self.eps}, affine={self.affine}, mix={self.mix}"
-
 
 class HybridBatchNorm2d(HybridBatchNorm):
     """HBN for (N, C, H, W): see `HybridBatchNorm`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 4:
-            raise ValueError(f"expected 4D input (got {x.ndim}D input)")
-        return super().forward(x)
 
 
 def hybrid_norms(model: nn.Module) -> dict[str, HybridBatchNorm]:

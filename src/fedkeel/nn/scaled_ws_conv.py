@@ -126,8 +126,6 @@ def to_scaled_ws(model: nn.Module, skip: Collection[str] = (), init: str = "xavi
     >>> to_scaled_ws(model), type(model[0]).__name__
     (['0'], 'ScaledWSConv2d')
     """
-    if init not in ("xavier", "keep"):
-        raise FedkeelError(f"to_scaled_ws has no init '{init}': give xavier or keep.")
     wanted: Any = nn.Conv2d
     head: set[nn.Module] = set()
     if isinstance(model, Classifier) and not any(isinstance(module, nn.Conv2d) for module in model.modules()):
