@@ -39,6 +39,9 @@ def register(name: str) -> Callable[[M], M]:
     'damped-example+fedprox'
     """
 
+    if not isinstance(name, str):
+        raise FedkeelError(f"'register' is given {described(name)}: write @register('name') above the class.")
+
     def remember(method: M) -> M:
         if not isinstance(method, type) or not issubclass(method, Method):
             raise FedkeelError(f"The method '{name}' is {described(method)}: derive a class from fedkeel.Method.")

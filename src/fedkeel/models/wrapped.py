@@ -91,7 +91,8 @@ def refuse_lazy(network: nn.Module) -> None:
     """Of a layer whose weights are not there yet nothing can be averaged; nor are they drawn from the run's seed."""
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
-            raise FedkeelError(f"The weights '{name}' are not there yet: call the network once with a batch of images.")
+            layer = name.rpartition(".")[0]
+            raise FedkeelError(f"The layer '{layer}' of {type(network).__name__} is lazy: call it once with a batch.")
 
 
 def _logits(result: Any) -> Tensor:
