@@ -76,10 +76,12 @@ def wrap(module: nn.Module, head: str = "fc", num_classes: int | None = None) ->
     """
     if not isinstance(module, nn.Module):
         raise FedkeelError(f"What is to be wrapped is {described(module)}: give an object of torch.nn.Module.")
+    if not isinstance(head, str):
+        raise FedkeelError(f"'head' is {described(head)}: give the dotted name of the last layer, as text.")
     refuse_lazy(module)
     modules = {name: part for name, part in module.named_modules() if name}
     if head not in modules:
-        raise FedkeelError(f"{type(module).__name__} has no module named '{head}': {nearest(str(head), modules)}")
+        raise FedkeelError(f"{type(module).__name__} has no module named '{head}': {nearest(head, modules)}")
     layers = [layer for layer in modules[head].modules() if isinstance(layer, nn.Linear)]
     if not layers or num_classes not in (None, layers[-1].out_features):
         found = f"{layers[-1].out_features} outputs" if layers else "no linear layer"
