@@ -241,6 +241,16 @@ def test_the_loss_of_a_real_step_is_that_of_equation_6(tmp_path, alpha):
     assert alpha == 0 or one_step_loss(run, "client1") > expected_loss(run, "client1", 0.0) + 1e-3
 
 
+def test_the_first_round_is_that_of_fedavg_and_the_second_is_not(tmp_path):
+    greg, fedavg = started("greg", tmp_path / "greg"), started("fedavg", tmp_path / "fedavg")
+    for round, same in ((0, True), (1, False)):
+        message = broadcast(fedavg, round)
+        pairs = zip(trained(greg, CLIENTS, message), trained(fedavg, CLIENTS, message), strict=True)
+        for one, other in pairs:
+            assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights) is same
+        fedavg.round(round)
+
+
 def test_statistics_are_the_moving_average_in_every_round(tmp_path):
     run = started("greg(momentum=0.25, warm_start=false)", tmp_path)
     for round in range(3):

@@ -71,6 +71,14 @@ def test_deeper_layers_see_inputs_normalised_with_the_mixture(tmp_path):
     torch.testing.assert_close(run.server.statistics["encoder.6.running_var"], expected.float())
 
 
+def test_by_default_the_mixture_is_recorded(tmp_path):
+    run = started("hbn(warm_start=false)", tmp_path)
+    update, _ = run.setup.worker.train("client1", broadcast(run), {})
+    x = activations(run, run.server.weights, "client1")  # one batch: half of it, half of mean 0 and variance 1
+    torch.testing.assert_close(update.statistics[MEAN], 0.5 * x.mean(dim=(0, 2, 3)).float())
+    torch.testing.assert_close(update.statistics[VAR], 0.5 * x.var(dim=(0, 2, 3), correction=0).float() + 0.5)
+
+
 def test_the_factor_never_travels_differs_between_clients_and_is_kept(tmp_path):
     arrived: dict[str, list[Tensor]] = {name: [] for name in CLIENTS}
 
