@@ -32,7 +32,7 @@ class TestRefusals:
         [
             (["fedavg", "fedbnn"], {}, "fedbn"),
             (["fedavg", "fedprox(nu=1)"], {}, "mu"),
-            (["fedavg", "gn@model=moon_cnn"], {}, "batch norm"),
+            (["fedavg", "gn@model=simple_cnn(norm=false)"], {}, "batch norm"),
             (["fedavg", "fedbn"], {"stateless": True}, "stateless"),
             (["fedavg", "fedavg"], {}, "twice"),
             ([], {}, "nothing to compare"),

@@ -180,7 +180,7 @@ class TestRunning:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("FEDKEEL_DATA", raising=False)
-        broken = parse("small", RECIPE.replace('method = "gn"', 'method = "gn", model = "moon_cnn"'))
+        broken = parse("small", RECIPE.replace('method = "gn"', 'method = "gn", model = "simple_cnn(norm=false)"'))
         result = reproduce(broken, only=["FedAvg", "GN", "digits"], seeds=1, directory=tmp_path, jobs=1)
         assert list(result.failures or {}) == ["GN, digits scan seed 3"]
         assert "batch norm" in (result.failures or {})["GN, digits scan seed 3"]
