@@ -14,7 +14,7 @@ from nvflare.apis.signal import Signal
 from fedkeel.config import from_dict
 from fedkeel.core import imports
 from fedkeel.deploy.channel import NVFlareChannel
-from fedkeel.deploy.kits import Settings
+from fedkeel.deploy.kits import SETTINGS, read_json
 from fedkeel.deploy.serving import Waiting, train
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.progress import RunProgress
@@ -40,7 +40,7 @@ class FedkeelController(Controller):
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
-        settings = Settings.read(local)
+        settings = read_json(local / SETTINGS)
         channel = NVFlareChannel(self, fl_ctx)
         sites = tuple(channel.sites())
         with open(local / PROGRESS, "a", encoding="utf-8", buffering=1) as stream, followed(abort_signal):

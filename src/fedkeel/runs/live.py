@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class Live(Observer):
         before = read(directory)
         self.state: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "ended": None}
         self.state |= {"round": None, "done": 0, "clients": 0, "notes": before.get("notes", [])}
+        self.state["sites"] = {}  # over a network: what each last did
         self._write()
 
     def started(self, config: Config, first_round: int) -> None:
@@ -55,6 +57,12 @@ class Live(Observer):
         self.state["notes"] = notes
         self._write()
         self.then.note(text)
+
+    def sites(self, names: Iterable[str], what: str, connected: bool) -> None:
+        """What these sites do now."""
+        at = time.strftime("%Y-%m-%d %H:%M:%S")
+        self.state["sites"] |= {name: {"state": what, "connected": connected, "at": at} for name in names}
+        self._write()
 
     def end(self, reason: str) -> None:
         """The process goes on to something else; empty when the run is finished."""
@@ -78,7 +86,7 @@ def read(directory: Path) -> dict[str, Any]:
         found = json.loads((directory / FILE).read_bytes())
         notes = [{"at": float(note["at"]), "text": str(note["text"])} for note in found["notes"]]
         numbers = {name: int(found[name]) for name in ("pid", "done", "clients", "at")}
-        texts = {"host": str(found["host"]), "notes": notes}
+        texts = {"host": str(found["host"]), "notes": notes, "sites": dict(found.get("sites", {}))}
         round, ended = found["round"], found["ended"]
         return numbers | texts | {"round": round and int(round), "ended": None if ended is None else str(ended)}
     return {}

@@ -40,7 +40,6 @@ from fedkeel.core.messages import BadMessage, pack, unpack
 from fedkeel.core.naming import file_name
 from fedkeel.core.state import Tensors
 from fedkeel.engine.checkpointing import Checkpoint
-from fedkeel.engine.executors.sites.executor import STATUS
 from fedkeel.engine.memory import ClientMemory, Damaged
 from fedkeel.errors import StoreError
 from fedkeel.files import (
@@ -64,7 +63,7 @@ from fedkeel.stopping import WRITING, reached
 KEPT_CHECKPOINTS = 2
 METRICS, MODEL = "metrics.jsonl", "model.safetensors"
 SUMMARY, CHECKSUMS = "summary.json", "checksums.json"
-TRACES = (METRICS, live.FILE, STATUS, ".lock")  # that may be there before anything is trained
+TRACES = (METRICS, live.FILE, ".lock")  # that may be there before anything is trained
 Named = Iterable[tuple[str, bytes]]  # files
 
 
