@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from fedkeel.core.messages import BadMessage
-from fedkeel.deploy.policy import Policy, Refused
-from fedkeel.deploy.requests import Session
+from fedkeel.deploy.policy import Policy
 from fedkeel.engine.executors.sites.channel import Reply, Table
 from fedkeel.engine.executors.sites.replies import evaluations_of
 from fedkeel.engine.metrics import requested
@@ -93,21 +92,6 @@ def test_an_option_without_effect_at_sites_is_refused_before_any_is_waited_for(
 ) -> None:
     with pytest.raises(FedkeelError, match=f"'{next(iter(option))}' does nothing .*leave it out"):
         over_network(tmp_path / "r", **option)
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"metrics": "sure"}, "There is no metric named 'sure'"),
-        ({"metrics": "top(k=1e300)"}, "'k'"),
-        ({"select_by": "x" * 5000}, "'select_by' is a text of 5,000 characters"),
-    ],
-)
-def test_a_server_cannot_ask_for_any_metric(options: dict[str, str], reason: str) -> None:
-    given = {"run": "0" * 16, "config": {**tiny.OPTIONS, "data": "folder", **options}, "classes": None}
-    with pytest.raises(Refused) as error:
-        Session.read(given, Policy())
-    assert reason in str(error.value)
 
 
 CELLS = [[0, 0, 3], [1, 0, 1], [2, 2, 4]]

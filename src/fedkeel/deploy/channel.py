@@ -13,10 +13,11 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
 
 from fedkeel.core.messages import BadMessage
 from fedkeel.engine.executors.sites.channel import Reply, Table, plain, unpacked
-from fedkeel.stopping import Stopped, stop_requested
+from fedkeel.stopping import Stopped
 
 REQUEST = "fedkeel"  # the name of every task
 TABLE, MESSAGE = "table", "message"
@@ -47,8 +48,10 @@ class NVFlareChannel:
 
     controller: Controller
     context: FLContext
+    abort: Signal
 
     def sites(self) -> list[str]:
+        self._refuse_to_go_on()
         clients: list[Any] = self.context.get_engine().get_clients()
         return [one.name for one in clients if self.controller.get_client_disconnect_time(one.name) is None]
 
@@ -72,8 +75,7 @@ class NVFlareChannel:
         deadline = time.monotonic() + timeout
         try:
             while tasks and time.monotonic() < deadline:
-                if stop_requested.is_set():
-                    raise Stopped
+                self._refuse_to_go_on()
                 try:
                     name, reply = came.get(timeout=LOOK)
                 except Empty:
@@ -86,3 +88,7 @@ class NVFlareChannel:
         finally:
             for task in tasks.values():
                 self.controller.cancel_task(task)
+
+    def _refuse_to_go_on(self) -> None:
+        if self.abort.triggered:
+            raise Stopped

@@ -6,8 +6,7 @@ run depends on, names are those of registered things, and their options are plai
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +20,9 @@ from fedkeel.core.composition import Composition
 from fedkeel.core.messages import BadMessage, Broadcast, reading
 from fedkeel.data.federation import Federation
 from fedkeel.data.site import check_reading
+from fedkeel.data.site import reading as reading_options
 from fedkeel.deploy.memory import RUN
-from fedkeel.deploy.policy import DELTA, Policy, Refused
+from fedkeel.deploy.policy import DELTA, Policy
 from fedkeel.engine.batches import probe
 from fedkeel.engine.checks import check_training
 from fedkeel.engine.executors.sites.channel import largest_reply
@@ -46,14 +46,10 @@ TAKEN = (
     *("schedule", "decay", "clip_norm", "evaluate_with", "evaluation_batch", "seed", "precision", "checkpoint_every"),
     *("metrics", "select_by", "site_images", "site_prior", "site_always"),
 )
-# What no honest server asks for: a site's policy need not say it.
+# What no honest server asks for: numbers of a run, options in brackets, numbers in a network.
 MOST = {"local_epochs": 100, "batch_size": 4096, "evaluation_batch": 4096, "checkpoint_every": 100}
-MOST |= {"size": 1024, "padding": 1024, "samples": 4096, "stats_batch": 4096}  # in brackets
-LONGEST_TEXT = 4000  # of an option
-MOST_PARTS = 16  # of a composition, or of transforms
-MOST_STEPS = 10_000  # exchanges within a round
-PLACES = ("classes", "unseen")  # options of data that are names of any length
-TRANSFORMS = ("train_transform", "test_transform")
+MOST |= {"size": 1024, "padding": 1024, "samples": 4096, "stats_batch": 4096}
+LARGEST_NETWORK, LONGEST_TEXT, MOST_PARTS = 200_000_000, 4000, 16
 
 
 @dataclass(frozen=True)
@@ -74,42 +70,38 @@ class Session:
             raise BadMessage(f"its classes are not a list of {MOST_CLASSES:,} at most")
         if not all(isinstance(label, str) and len(label) <= LONGEST_NAME for label in classes or ()):
             raise BadMessage("its classes are not a list of names")
-        try:
-            config = from_dict(options)
-            config = Config(**{name: getattr(config, name) for name in TAKEN})
-            check(config, policy)
-        except Refused:
-            raise
-        except FedkeelError as wrong:
-            raise Refused(f"what it is asked for: {wrong}".rstrip(".")) from wrong
+        config = from_dict(options)
+        config = Config(**{name: getattr(config, name) for name in TAKEN})
+        check(config, policy)
         return Session(run, config, None if classes is None else tuple(classes))
 
 
 def check(config: Config, policy: Policy) -> None:
     """Refuse what the policy does not allow. Nothing is built here, nothing read."""
-    for name in TAKEN:
-        value = getattr(config, name)
-        if isinstance(value, str) and len(value) > LONGEST_TEXT:
-            raise FedkeelError(f"'{name}' is a text of {len(value):,} characters: give at most {LONGEST_TEXT:,}.")
     refuse_large("the run", {name: getattr(config, name) for name in TAKEN})
     policy.require("rounds", config.rounds <= policy.rounds, f"{config.rounds:,} rounds")
-    policy.strong_enough(config.dp)
+    policy.require_privacy(config.dp)
     for part in parts(config.method):
         METHODS.entry(part.name)
-        policy.one_of("methods", part.name)
+        policy.require_method(part.name)
         for name, value in part.options.items():  # the images of a pass of a method's own
             if name.endswith("_samples") and isinstance(value, int):
                 policy.require("samples", value >= policy.samples, f"{value:,} images as '{name}' of '{part.name}'")
-    check_model(config.model, policy)
-    check_reading(config)
-    check_data(spec.parse(config.data))
-    for text in (config.loss, config.optimizer, config.schedule, *asked(config)):
-        given = spec.parse(text)
-        refuse_strange(given.name, {name: row(value) for name, value in given.options.items()})
+    ((network, options),) = ((part.name, part.options) for part in parts(config.model))
+    if options.get("pretrained"):
+        raise FedkeelError(f"'{network}' has weights fetched from elsewhere: the server sends them, by '--weights'.")
+    if network not in MODELS:
+        timm_models.find(network, {k: v for k, v in options.items() if k not in ("pretrained", "projector")})
+    data = check_reading(config)
+    refuse_large("the data", reading_options(config))
+    for name in ("train_transform", "test_transform"):
+        if data.get(name):
+            parts(data[name])
     check_training(config)
+    asked(config)
 
 
-def parts(text: str) -> Iterator[spec.Spec]:
+def parts(text: str) -> list[spec.Spec]:
     """Of a composition, each with options that are plain and no larger than anybody needs."""
     found = spec.parse_sum(text)
     if len(found) > MOST_PARTS:
@@ -117,55 +109,26 @@ def parts(text: str) -> Iterator[spec.Spec]:
     for part in found:
         refuse_strange(part.name, part.options)
         refuse_large(f"'{part.name}'", part.options)
-        yield part
+    return found
 
 
 def refuse_large(owner: str, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
-        if name in MOST and isinstance(value, int | float) and value > MOST[name]:
-            raise FedkeelError(f"'{name}' of {owner} is {value:,}: give at most {MOST[name]:,}.")
+        most = MOST.get(name) if isinstance(value, int | float) else LONGEST_TEXT
+        size = len(value) if isinstance(value, str) else value
+        if most is not None and isinstance(size, int | float) and size > most:
+            raise FedkeelError(f"'{name}' of {owner} has the size {size:,}: give at most {most:,}.")
 
 
-def row(value: object) -> object:
-    """The numbers of '1,2.5,5'; anything else as it is."""
-    listed = isinstance(value, str) and re.fullmatch(r"[\d.,]+", value)
-    return [*map(float, str(value).split(","))] if listed else value
-
-
-def check_model(text: str, policy: Policy) -> None:
-    ((name, options),) = ((part.name, part.options) for part in parts(text))
-    own, prefix = name in MODELS, timm_models.PREFIX
-    policy.one_of("models", name if own or name.startswith(prefix) else f"{prefix}{name}")
-    if options.get("pretrained"):
-        raise FedkeelError(
-            f"'{text}' has weights fetched from elsewhere: give the server a file with '--weights', it sends them."
-        )
-    if own:
-        MODELS.entry(name).check_options("model", options)
-    else:
-        timm_models.find(name, {k: v for k, v in options.items() if k not in ("pretrained", "projector")})
-
-
-def check_data(data: spec.Spec) -> None:
-    rest = {name: value for name, value in data.options.items() if name not in (*PLACES, *TRANSFORMS)}
-    refuse_strange(data.name, rest)
-    refuse_large(f"'{data.name}'", rest)
-    for name in TRANSFORMS:
-        given = data.options.get(name, "")
-        if not isinstance(given, str):
-            raise FedkeelError(f"The option '{name}' of '{data.name}' is {given!r}: give transforms joined by '+'.")
-        for _ in parts(given) if given.strip() else ():
-            """Refused if it is not plain."""
-
-
-def check_network(config: Config, federation: Federation, policy: Policy) -> None:
+def check_network(config: Config, federation: Federation) -> None:
     """Refuse a network, as the method will have it, that has too many numbers; none of them takes memory here."""
     shape = probe(federation).shape[1:]  # of real images: what a transform keeps must not be made on "meta"
     with torch.device("meta"):
         network = models.build_for(config.model, federation.num_classes, shape)
         Composition.of(build_method(config.method)).prepare(network)
     count = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))  # tables of positions too
-    policy.require("parameters", count <= policy.parameters, f"{count:,} numbers in the network")
+    if count > LARGEST_NETWORK:
+        raise FedkeelError(f"The network has {count:,} numbers: sites take at most {LARGEST_NETWORK:,}.")
 
 
 def check_privacy(config: Config, federation: Federation, policy: Policy) -> None:
@@ -176,7 +139,7 @@ def check_privacy(config: Config, federation: Federation, policy: Policy) -> Non
         policy.require("samples", not few, f"{len(chosen):,} images to {part} on")
     method = Composition.of(build_method(config.method))
     if method.is_pooled:
-        raise Refused(f"'{config.method}', which pools the data of all sites")
+        raise FedkeelError(f"'{config.method}' pools the data of all sites")
     privacy.refuse_what_tells_more(config, method)
     if policy.epsilon:
         privacy.require_accountant()
@@ -187,7 +150,7 @@ def check_privacy(config: Config, federation: Federation, policy: Policy) -> Non
 def check_message(request: Mapping[str, Any], broadcast: Broadcast, worker: Worker) -> tuple[int, int]:
     """Refuse a broadcast that is not of this model and of a round of this run; returns the step that it is."""
     rounds, (round, number) = worker.config.rounds, request["step"]
-    if type(round) is not int or type(number) is not int or not 0 <= number < MOST_STEPS:
+    if type(round) is not int or type(number) is not int or not 0 <= number < 10_000:
         raise BadMessage("it does not say which step of the run it is")
     if broadcast.rounds != rounds or not 0 <= broadcast.round < rounds or round != broadcast.round:
         raise BadMessage(f"it is of round {from_one(broadcast.round)} of {broadcast.rounds}, and the run has {rounds}")

@@ -18,10 +18,11 @@ import fedkeel
 from fedkeel.config import Config
 from fedkeel.core.composition import Composition
 from fedkeel.core.messages import BadMessage, broadcast_from_bytes, pack, update_to_bytes
+from fedkeel.core.naming import visible
 from fedkeel.data.federation import Federation
 from fedkeel.data.site import load_site
 from fedkeel.deploy.memory import PrivacyLedger, SiteMemory
-from fedkeel.deploy.policy import Policy, Refused
+from fedkeel.deploy.policy import Policy
 from fedkeel.deploy.requests import Session, check_message, check_network, check_privacy
 from fedkeel.deploy.site_models import SiteModels
 from fedkeel.engine.batches import probe
@@ -77,12 +78,10 @@ class Site:
         """What to send back; a failure is told in one sentence, without anything of the data in it."""
         try:
             return self._act(request, message)
-        except Refused as refused:
-            log.warning("The site refuses %s.", refused)
-            reason = f"it refuses {refused}"
         except (ClientFailure, FedkeelError) as failure:
-            log.warning("The request '%s' failed: %s", plain(request.get("do")), failure)
-            reason = PATH.sub("a file or folder of its own", str(failure)).rstrip(".")
+            reason = visible(str(failure)[:400]).rstrip(".")
+            log.warning("The request '%s' is not done: %s.", plain(request.get("do")), reason)
+            reason = PATH.sub("a file or folder of its own", reason)
         except BadMessage as bad:
             reason = f"the server's message cannot be used: {bad}"
         except Stopped:
@@ -148,7 +147,7 @@ class Site:
         federation = self.read(config, classes)
         check_privacy(config, federation, self.policy)
         if self.model is None:
-            check_network(config, federation, self.policy)
+            check_network(config, federation)
         return federation
 
     def _worker_of(self, session: Session) -> Worker:
