@@ -217,6 +217,14 @@ GOOD = {
         {"classes": [""]},
         {"train": 10**400},
         {"name": "\u202eabc"},
+        {"name": 7},
+        {"train": True},
+        {"test": -1},
+        {"classes": []},
+        {"classes": ["cat", "cat"]},
+        {"classes": "cat"},
+        {"shape": [3, 16]},
+        {"shape": [3, 0, 16]},
     ],
 )
 def test_a_description_of_what_nobody_has_is_not_believed(change: dict[str, Any]) -> None:
