@@ -1,6 +1,8 @@
 """A run over a network: wait for the sites, agree with them, then the ordinary round loop."""
 
 import secrets
+import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from fedkeel.data.site import image_shape, reading
 from fedkeel.engine.checks import check_training
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.executors.sites.channel import TELL, Channel, Table, wait
-from fedkeel.engine.executors.sites.executor import SitesExecutor
+from fedkeel.engine.executors.sites.executor import Show, SitesExecutor
 from fedkeel.engine.executors.sites.roster import Description, Roster, agree, describe
 from fedkeel.engine.idle import refuse_idle
 from fedkeel.engine.setup import Setup, prepare
@@ -106,8 +108,9 @@ def train(
         store, before = Store.create(directory, config), None
     live = Live(directory, observer or Observer())  # who waits for sites watches this, too
     try:
-        roster = enrol(channel, config, before, waiting or Waiting(), live)
-        setup = prepare_network(channel, config, roster, live, model)
+        show = board(live)
+        roster = enrol(channel, config, before, waiting or Waiting(), live, show)
+        setup = prepare_network(channel, config, roster, live, show, model)
         roster.save(directory)
     except BaseException as error:
         live.end(str(error) if isinstance(error, FedkeelError) else STOPPED)
@@ -118,11 +121,23 @@ def train(
     return finish(store, setup, live)
 
 
-def enrol(channel: Channel, config: Config, before: Roster | None, waiting: Waiting, live: Live) -> Roster:
+def board(live: Live) -> Show:
+    """What each site last did, for whoever watches the run."""
+    sites: dict[str, Table] = {}
+
+    def show(names: Collection[str], what: str, connected: bool) -> None:
+        at = time.strftime("%Y-%m-%d %H:%M:%S")
+        sites.update({name: {"state": what, "connected": connected, "at": at} for name in names})
+        live.set(sites=sites)
+
+    return show
+
+
+def enrol(channel: Channel, config: Config, before: Roster | None, waiting: Waiting, live: Live, show: Show) -> Roster:
     """Who takes part, of those that are here and, when a run goes on, of those that took part before."""
     run, earlier = (before.run, before.sites) if before else (secrets.token_hex(8), [])
-    live.sites([*waiting.named, *(site.name for site in earlier)], "not connected", False)
-    answers = meet(channel, session(run, config, None), config, waiting, live)
+    show([*waiting.named, *(site.name for site in earlier)], "not connected", False)
+    answers = meet(channel, session(run, config, None), config, waiting, live, show)
     described = [site for site in answers.values() if isinstance(site, Description)]
     options = spec.parse(config.data).options
     classes = before.classes if before else names(options["classes"]) if "classes" in options else None
@@ -135,7 +150,7 @@ def enrol(channel: Channel, config: Config, before: Roster | None, waiting: Wait
     roster.sitting_out |= dict.fromkeys(waiting.named - answers.keys(), "it did not come")
     for name, reason in roster.sitting_out.items():
         live.note(f"The site '{name}' sits out: {reason}.")
-        live.sites([name], f"sits out: {reason}", name in answers)
+        show([name], f"sits out: {reason}", name in answers)
     for _ in channel.exchange(told, b"", TELL) if told else ():
         """Whatever they reply: they are told, so that nobody there waits in the dark."""
     roster.refuse_empty()
@@ -146,7 +161,7 @@ def enrol(channel: Channel, config: Config, before: Roster | None, waiting: Wait
 
 
 def meet(
-    channel: Channel, opening: Table, config: Config, waiting: Waiting, live: Live
+    channel: Channel, opening: Table, config: Config, waiting: Waiting, live: Live, show: Show
 ) -> dict[str, Description | str]:
     """What the sites say of themselves, as they come, until all have come or the waiting is over."""
     wanted = waiting.sites or len(waiting.named) or config.min_clients
@@ -155,7 +170,7 @@ def meet(
     def absent(wanted: int) -> str:
         new = [name for name in channel.sites() if name not in answers]
         answers.update(describe(channel, new, opening, min(config.round_timeout, PATIENCE)) if new else {})
-        live.sites(new, "connected", True)
+        show(new, "connected", True)
         named = ", ".join(name for name in waiting.named if name not in answers)
         return (
             f"{len(answers)} of {wanted} sites are here, waiting for {named or 'more'}."
@@ -169,7 +184,7 @@ def meet(
 
 
 def prepare_network(
-    channel: Channel, config: Config, roster: Roster, live: Live, model: nn.Module | None
+    channel: Channel, config: Config, roster: Roster, live: Live, show: Show, model: nn.Module | None
 ) -> NetworkSetup:
     """As `prepare`, of what the sites told."""
     setup = prepare(config.replace(executor="serial"), federation=roster.outline(), model=model)
@@ -181,7 +196,7 @@ def prepare_network(
     # Every site is told the seed: what the server draws of its own must not follow from it.
     rules = privacy.choose_rules(config, secret=True) if config.dp == "central" else setup.rules
     opening = session(roster.run, config, roster.classes)
-    network = SitesExecutor(channel, roster, opening, config, live.note, live.sites)
+    network = SitesExecutor(channel, roster, opening, config, live.note, show)
     return NetworkSetup(config, setup.worker, setup.given, "sites", rules, network=network)
 
 

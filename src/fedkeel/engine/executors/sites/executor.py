@@ -26,7 +26,7 @@ from fedkeel.engine.metrics import asked
 from fedkeel.engine.tasks import Result, Task, fetched
 
 COUNTED = "step"
-ReadReply = Callable[[Task, Table, bytes], Any]
+Show = Callable[[Collection[str], str, bool], None]
 AWAY, HANGING = "it is not connected", "it did not reply to an earlier request of this round"
 
 
@@ -48,7 +48,7 @@ class SitesExecutor(Executor):
     session: Table
     config: Config
     note: Callable[[str], None]
-    show: Callable[[Collection[str], str, bool], None]
+    show: Show
     _hanging: set[str] = field(default_factory=set)
     _step: tuple[int, int] = (-1, 0)
 
