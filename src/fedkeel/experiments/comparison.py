@@ -191,7 +191,7 @@ def compare_configs(
             )
     now = check_all(configs, numbers[0], given)
     folder = free_folder(configs, numbers, now, observer.note) if directory is None else as_path(directory)
-    planned = [replace(job, track=track, given=given[job.label]) for job in plan(configs, numbers, folder)]
+    planned = [replace(job, track=track) for job in plan(configs, numbers, folder)]
     put_outdated_aside(planned, now, observer.note)
     finished = [job for job in planned if has_finished(job.directory)]
     todo = [job for job in planned if job not in finished]
@@ -200,7 +200,7 @@ def compare_configs(
         share_tracker(track)
     write_index(folder, planned)
     observer.planned(planned, finished)
-    failures = run_all(todo, processes, observer)
+    failures = run_all(todo, processes, observer, given)
     return Comparison(folder, planned, {str(job): problem for job, problem in failures.items()})
 
 
