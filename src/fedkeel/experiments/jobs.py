@@ -6,6 +6,7 @@ Multi-Process Service lets them run side by side. A job that ends its process ta
 
 import logging
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,11 +25,12 @@ from fedkeel import simulation as running
 from fedkeel.config import Config
 from fedkeel.core import imports
 from fedkeel.core.evaluation import Scores
-from fedkeel.engine.executors.executor import runs_elsewhere
+from fedkeel.engine.executors.executor import available_cores, runs_elsewhere
 from fedkeel.engine.executors.processes import end_with_parent
 from fedkeel.engine.executors.ray import shared
 from fedkeel.errors import FedkeelError, death, first_line
 from fedkeel.observer import Observer, Several
+from fedkeel.options import described
 from fedkeel.runs.trackers import MLflow, require, tracked
 from fedkeel.stopping import LOOK, Stopped, stop_requested, undisturbed
 
@@ -107,6 +109,17 @@ def run_all(todo: Sequence[Job], processes: int, observer: JobsObserver, given: 
 
 def uses_gpu(configs: Iterable[Config]) -> bool:
     return any(config.device != "cpu" for config in configs) and torch.cuda.is_available()
+
+
+def choose_jobs(jobs: int | None, configs: Iterable[Config]) -> int:
+    if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1):
+        raise FedkeelError(f"'jobs' is {described(jobs)}: give a whole number, at least 1.")
+    configs = list(configs)
+    if any(map(runs_elsewhere, configs)):
+        if (jobs or 1) > 1 and not all(config.ray_actors for config in configs):
+            raise FedkeelError(f"'jobs' is {jobs}, and each run takes the whole Ray cluster: give --ray-actors, too.")
+        return jobs or 1
+    return jobs or (1 if uses_gpu(configs) or not hasattr(os, "fork") else available_cores())
 
 
 def beside_others(config: Config) -> Config:

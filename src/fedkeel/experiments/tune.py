@@ -29,11 +29,11 @@ from fedkeel.experiments.comparison import (
     SEARCH,
     Comparison,
     check_all,
-    choose_jobs,
     compare_configs,
     read_comparison,
+    read_search,
 )
-from fedkeel.experiments.jobs import Given, JobsObserver, beside_others, run_all
+from fedkeel.experiments.jobs import Given, JobsObserver, beside_others, choose_jobs, run_all
 from fedkeel.experiments.objects import read_objects
 from fedkeel.experiments.progress import watched
 from fedkeel.experiments.rows import own_options, read_seeds
@@ -43,13 +43,17 @@ from fedkeel.runs.store import numbered
 from fedkeel.runs.summary import SHARES
 from fedkeel.runs.tables import as_frame
 
+try:
+    from fedkeel.experiments.tune_search import Search, quiet
+    from fedkeel.experiments.tune_space import Space, configured, ends, read_space, row_label, shown, spaces_of
+except ImportError as error:
+    raise FedkeelError("Tuning needs Optuna: pip install 'fedkeel[tune]'.") from error
+
 if TYPE_CHECKING:
     import pandas
     from typing_extensions import Unpack
 
     from fedkeel.core.method import Method
-    from fedkeel.experiments.tune_search import Search
-    from fedkeel.experiments.tune_space import Space
     from fedkeel.runs.keywords import CompareOptions
 
     class TuneOptions(CompareOptions, total=False):
@@ -162,50 +166,56 @@ def tune(
         options: of all runs, as in `compare`. And `prune`: whether trials that fall behind end early (they do);
             `search_seed`: of the search and its runs (0); `verbose`: as in `compare`.
 
-    Raises `fedkeel.stopping.Stopped` when it was asked to stop; the same call then continues it.
+    The same call goes on with a search that was stopped.
 
     No example here, since it needs `fedkeel[tune]`: `fedkeel.tune(["fedavg", "greg"], trials=10).best`.
     """
     imports.refuse_while_importing()
-    try:
-        from fedkeel.experiments.tune_search import Search, quiet
-        from fedkeel.experiments.tune_space import configured, read_space, row_label, spaces_of
-    except ImportError as error:
-        raise FedkeelError("Tuning needs Optuna: pip install 'fedkeel[tune]'.") from error
     given: dict[str, Any] = {**options}
     prune, seed, verbose = given.pop("prune", True), given.pop("search_seed", 0), given.pop("verbose", None)
-    for name, value, least in (("trials", trials, 1), ("search_seed", seed, 0)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise FedkeelError(f"'{name}' is {described(value)}: give a whole number, at least {least}.")
-    fixed = "evaluate_on" in given
+    refuse_unless_whole("trials", trials, 1)
+    refuse_unless_whole("search_seed", seed, 0)
     configs, objects = read_objects(methods, given)
-    if fixed or any(config.evaluate_on != Config.evaluate_on for config in configs.values()):
+    if any(config.evaluate_on != Config.evaluate_on for config in configs.values()):
         raise FedkeelError("'evaluate_on' is set, but a search is on validation samples, always: leave it out.")
     spaces = spaces_of(read_space(space, given.get("learning_rate", Config.learning_rate)), configs)
     numbers, processes = fresh_seeds(seeds, seed), choose_jobs(jobs, configs.values())
-    if processes > 1:
-        configs = {label: beside_others(config) for label, config in configs.items()}
+    configs = {label: beside_others(config) if processes > 1 else config for label, config in configs.items()}
     check(configs, objects, spaces, seed)
     settings = settings_of(configs, spaces, {"search_seed": seed, "prune": prune})
-    folder = free_folder(settings, configs, objects) if directory is None else as_path(directory)
+    folder = as_path(directory or free_folder(settings, configs, objects))
     refuse_other_search(folder, settings, trials)
-    searches = [
-        Search(label, c.replace(evaluate_on="validation", seed=seed), spaces[label], trials, prune, folder)
-        for label, c in configs.items()
-    ]
+    searches = [Search(m, searched(c, seed), spaces[m], trials, prune, folder) for m, c in configs.items()]
     with watched(observer, verbose) as observer, quiet(), alone(folder):
         attempts = [attempt for search in searches for attempt in search.begin()]
+        todo = sorted((a for a in attempts if not a.is_over), key=lambda attempt: attempt.number)
         observer.planned(attempts, [attempt for attempt in attempts if attempt.is_over])
         write(folder, settings, trials, searches)
-        todo = sorted((a for a in attempts if not a.is_over), key=lambda attempt: attempt.number)
         run_all(todo, min(processes, max(1, len(todo))), observer, objects)
-        document = write(folder, settings, trials, searches)
-        params = {method["method"]: chosen(method)["params"] for method in document["methods"]}
-        best = {row_label(label, config, params[label]): label for label, config in configs.items()}
-        rows = {row: without_idle(configured(configs[label], params[label])) for row, label in best.items()}
-        given_to = {row: objects[label] for row, label in best.items()}
+        rows, given_to = chosen_rows(write(folder, settings, trials, searches), configs, objects)
         comparison = compare_configs(rows, given_to, numbers, folder / CHOSEN, processes, observer)
     return read_tuning(folder, comparison)
+
+
+def chosen_rows(
+    document: Mapping[str, Any], configs: Mapping[str, Config], objects: Given
+) -> tuple[dict[str, Config], dict[str, Mapping[str, Any]]]:
+    """The rows of the comparison, and the objects that each is given."""
+    rows, given = {}, {}
+    for method in document["methods"]:
+        label, params = method["method"], chosen(method)["params"]
+        row = row_label(label, configs[label], params)
+        rows[row], given[row] = without_idle(configured(configs[label], params)), objects[label]
+    return rows, given
+
+
+def searched(config: Config, seed: int) -> Config:
+    return config.replace(evaluate_on="validation", seed=seed)
+
+
+def refuse_unless_whole(name: str, value: Any, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise FedkeelError(f"'{name}' is {described(value)}: give a whole number, at least {least}.")
 
 
 @contextmanager
@@ -222,8 +232,6 @@ def alone(folder: Path) -> Iterator[None]:
 
 def check(configs: Mapping[str, Config], objects: Given, spaces: Mapping[str, Space], seed: int) -> None:
     """All that can be refused before anything trains: every method as it is, and with each value of each list."""
-    from fedkeel.experiments.tune_space import configured, ends
-
     tried = {
         (label, name, value): configured(configs[label], {name: value})
         for label, space in spaces.items()
@@ -236,13 +244,11 @@ def check(configs: Mapping[str, Config], objects: Given, spaces: Mapping[str, Sp
         if isinstance(value, str) or name == "batch_size":
             called = f"{label} with {name}={value}"
             rows[called], given[called] = config, objects[label]
-    check_all({row: config.replace(evaluate_on="validation") for row, config in rows.items()}, seed, given)
+    check_all({row: searched(config, seed) for row, config in rows.items()}, seed, given)
 
 
 def settings_of(configs: Mapping[str, Config], spaces: Mapping[str, Space], about: Mapping[str, Any]) -> dict[str, Any]:
     """What must be the same for a search to be gone on with."""
-    from fedkeel.experiments.tune_space import shown
-
     usual, found = Config().to_dict(), dict(about)
     for label, config in configs.items():
         options = {name: value for name, value in config.decisive().items() if value != usual[name]}
@@ -252,7 +258,7 @@ def settings_of(configs: Mapping[str, Config], spaces: Mapping[str, Space], abou
 
 def refuse_other_search(folder: Path, settings: Mapping[str, Any], trials: int) -> None:
     if (folder / SEARCH).exists():
-        there = read_document(folder)
+        there = read_search(folder)
         if what := next(
             (name for name in {**there["settings"], **settings} if there["settings"].get(name) != settings.get(name)),
             "trials" if trials < there["trials"] else "",
@@ -269,7 +275,7 @@ def free_folder(settings: Mapping[str, Any], configs: Mapping[str, Config], obje
     free = (
         f
         for f in numbered(base)
-        if not f.exists() or ((f / SEARCH).exists() and read_document(f)["settings"] == settings)
+        if not f.exists() or ((f / SEARCH).exists() and read_search(f)["settings"] == settings)
     )
     return next(free)
 
@@ -293,20 +299,8 @@ def fresh_seeds(seeds: int | str | Sequence[int], searched: int) -> list[int]:
     return numbers
 
 
-def read_document(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / SEARCH).read_text())
-        kinds = {"settings": dict, "trials": int, "methods": list, "select_by": str}
-        if wrong := [name for name, kind in kinds.items() if not isinstance(found[name], kind)]:
-            raise ValueError(f"its {wrong[0]} are not as a search writes them")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedkeelError(f"'{folder / SEARCH}' cannot be read as a search: {error}.") from error
-    document: dict[str, Any] = found
-    return document
-
-
 def read_tuning(directory: str | Path, comparison: Comparison | None = None) -> Tuning:
-    """The search in a folder, once it is over; needs no Optuna."""
+    """The search in a folder, once it is over."""
     folder = as_path(directory)
-    document = read_document(folder)
+    document = read_search(folder)
     return Tuning(folder, document["methods"], document["select_by"], comparison or read_comparison(folder / CHOSEN))
