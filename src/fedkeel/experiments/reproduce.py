@@ -25,8 +25,7 @@ from fedkeel.data import partition as partitions
 from fedkeel.data.load import refuse_missing
 from fedkeel.engine.idle import settled
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.experiments.comparison import choose_jobs
-from fedkeel.experiments.jobs import Job, JobsObserver, beside_others, run_all
+from fedkeel.experiments.jobs import Job, JobsObserver, beside_others, choose_jobs, run_all
 from fedkeel.experiments.paper_table import PaperCell, Reproduction, derived
 from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, RecipeColumn, RecipeRow, load
 from fedkeel.experiments.request import Request, choose_seeds, data_at, select
