@@ -26,7 +26,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--no-pilot", action="store_true", help="train nothing: no accuracies, looks of the model as it begins"
     )
-    parser.add_shared("--json", "--quiet", "--config", "--root", "--tolerate", "--no-cache", "--import")
+    parser.add_shared("--json", "--quiet", "--config", "--root", "--tolerate", "--import")
     parser.add_options({*option_names()}.difference(SET_BY_ADVICE))
 
 
