@@ -31,7 +31,7 @@ class TestRefusals:
         [
             (["fedavg", "fedbnn"], {}, "fedbn"),
             (["fedavg", "fedprox(nu=1)"], {}, "mu"),
-            (["fedavg", "gn@model=moon_cnn"], {}, "batch norm"),
+            (["fedavg", "gn@model=simple_cnn(norm=false)"], {}, "batch norm"),
             (["fedavg", "fedbn"], {"stateless": True}, "stateless"),
             (["fedavg", "fedavg"], {}, "twice"),
             ([], {}, "nothing to compare"),
@@ -84,7 +84,7 @@ class TestObjects:
     @pytest.mark.parametrize(
         ("other", "since"),
         [
-            ({"model": tiny.model(width=5)}, "the code of the model has changed"),
+            ({"model": tiny.model(width=5)}, "its network began with other weights"),
             ({"model": tiny.model(seed=1)}, "its network began with other weights"),
             ({"federation": tiny.federation(seed=1)}, "its data have changed"),
         ],

@@ -45,10 +45,8 @@ from fedkeel.simulation import build
 
 if TYPE_CHECKING:
     import pandas
-    from typing_extensions import Unpack
 
     from fedkeel.core.method import Method
-    from fedkeel.runs.keywords import CompareOptions
 
 FILE = "comparison.json"
 SEARCH, CHOSEN = "tuning.json", "best"  # in the folder of a search: what it found, and the comparison of that
@@ -136,7 +134,7 @@ def compare(
     observer: JobsObserver | None = None,
     track: str | None = None,
     verbose: bool | None = None,
-    **options: Unpack[CompareOptions],
+    **options: Any,
 ) -> Comparison:
     """Run each method with each seed and gather the results.
 

@@ -31,7 +31,7 @@ from fedkeel.engine.executors.ray import shared
 from fedkeel.errors import FedkeelError, death, first_line
 from fedkeel.observer import Observer, Several
 from fedkeel.options import described
-from fedkeel.runs.trackers import MLflow, require, tracked
+from fedkeel.runs.trackers import require, tracked
 from fedkeel.stopping import LOOK, Stopped, stop_requested, undisturbed
 
 log = logging.getLogger("fedkeel")
@@ -330,7 +330,7 @@ def share_tracker(name: str | None) -> None:
         except BrokenProcessPool:
             problem = "its process died."
     if problem:
-        raise FedkeelError(f"{MLflow.kind} does not take these runs: {problem}")
+        raise FedkeelError(f"MLflow does not take these runs: {problem}")
 
 
 def _try_database() -> str:

@@ -97,8 +97,8 @@ class TableRuns:
     def plan(self, scale: float, changes: Mapping[str, Any]) -> None:
         """Which runs the cells need. A cell that cannot be run here is left out, with a sentence that says why."""
         parts = {part.name for column in self.columns if column.average for part in self.recipe.parts(column)}
-        # Recorded while it trains; a run's own records can be looked at at any time.
-        record = ",".join(name for name in self.diagnostics if not analysis.build(name).of_records)
+        # Recorded while it trains; the data can be looked at at any time.
+        record = ",".join(name for name in self.diagnostics if name != "label-distribution")
         configs: dict[tuple[str, str], Config] = {}
         for row, column in self.recipe.cells():
             is_reference = column.relative_to == row.label

@@ -51,15 +51,8 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     import pandas
-    from typing_extensions import Unpack
 
     from fedkeel.core.method import Method
-    from fedkeel.runs.keywords import CompareOptions
-
-    class TuneOptions(CompareOptions, total=False):
-        prune: bool
-        search_seed: int
-        verbose: bool | None
 
 
 LOCK = "tuning.lock"
@@ -149,7 +142,7 @@ def tune(
     directory: str | Path | None = None,
     jobs: int | None = None,
     observer: JobsObserver | None = None,
-    **options: Unpack[TuneOptions],
+    **options: Any,
 ) -> Tuning:
     """Choose each method's settings on validation samples, then compare the methods with what was chosen.
 
