@@ -34,6 +34,7 @@ from fedkeel.runs.store import METRICS
 from fedkeel.stopping import Stopped
 
 SILENT, GONE = 20.0, 60.0  # seconds without a word after which a site is not taken into a job, or ends the one it is in
+AROUND = 10.0  # between two looks at who is there: each question to NVFlare takes some 35 kB for good
 LONGEST = 60.0  # seconds between a job that failed and the next one
 LOST = 3  # jobs in a row that one site failed, after which they go on without it
 
@@ -76,7 +77,7 @@ class Federation:
         for name in (FAILURE, PROGRESS):
             (kit / "local" / name).unlink(missing_ok=True)
         with running(kit) as server, closing(Console(self.kits / "admin", server)) as console:
-            wait(lambda: self._absent(console, len(self.sites)), self.say, self.wait)
+            wait(lambda: self._absent(console, len(self.sites)), self.say, self.wait, poll=2 * LOOK)
             shown = Tail(kit / "local" / PROGRESS)
             while not self._over():
                 self._one_job(console, kit, shown)
@@ -98,17 +99,22 @@ class Federation:
 
     def _one_job(self, console: Console, kit: Path, shown: Tail) -> None:
         """Run a job to its end, or until a site is there that is not in it."""
-        wait(lambda: self._absent(console, self.config.min_clients), self.say, float("inf"))
+        wait(lambda: self._absent(console, self.config.min_clients), self.say, float("inf"), poll=2 * LOOK)
         sites = self._here(console)
         job = console.submit(job_folder(kit, sites))
-        began, rounds, why = time.monotonic(), self._records(), ""
+        began = asked = time.monotonic()
+        rounds, why = self._records(), ""
         try:
-            while not why and not console.has_ended(job):
+            while not why:
                 pause(LOOK)
                 for line in shown.lines():
                     self.say(line.removeprefix("fedkeel: "))
-                settled = time.monotonic() - began > SILENT
-                why = "" if self._over() else self._outdated(console, sites, self._records() > rounds, settled)
+                now, over = time.monotonic(), self._over()
+                if over or now - asked > AROUND:
+                    asked = now
+                    if console.has_ended(job):
+                        break
+                    why = "" if over else self._outdated(console, sites, self._records() > rounds, now - began > SILENT)
         except Stopped:
             console.stop(job, LEAVE)
             raise
