@@ -28,7 +28,6 @@ from fedkeel.deploy.processes import LEAVE, Tail, running
 from fedkeel.deploy.serving import begun, check
 from fedkeel.engine.executors.sites.channel import TELL, wait
 from fedkeel.errors import FedkeelError
-from fedkeel.runs import live
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import METRICS
 from fedkeel.stopping import Stopped
@@ -36,6 +35,7 @@ from fedkeel.stopping import Stopped
 SILENT, GONE = 20.0, 60.0  # seconds without a word after which a site is not taken into a job, or ends the one it is in
 AROUND = 10.0  # between two looks at who is there: each question to NVFlare takes some 35 kB for good
 LONGEST = 60.0  # seconds between a job that failed and the next one
+FAILED_BY = "due to reported failure from "  # of NVFlare's own words, as are those of `LET_IN`
 LOST = 3  # jobs in a row that one site failed, after which they go on without it
 
 
@@ -78,9 +78,9 @@ class Federation:
             (kit / "local" / name).unlink(missing_ok=True)
         with running(kit) as server, closing(Console(self.kits / "admin", server)) as console:
             wait(lambda: self._absent(console, len(self.sites)), self.say, self.wait, poll=2 * LOOK)
-            shown = Tail(kit / "local" / PROGRESS)
+            shown, log = Tail(kit / "local" / PROGRESS), Tail(kit / "log.txt")
             while not self._over():
-                self._one_job(console, kit, shown)
+                self._one_job(console, kit, shown, log)
             if (kit / "local" / FAILURE).exists():
                 raise FedkeelError((kit / "local" / FAILURE).read_text(encoding="utf-8"))
         return Run(self.out)
@@ -97,10 +97,11 @@ class Federation:
             f"{len(here)} of {len(self.sites)} sites are connected, waiting for {absent}." if len(here) < needed else ""
         )
 
-    def _one_job(self, console: Console, kit: Path, shown: Tail) -> None:
+    def _one_job(self, console: Console, kit: Path, shown: Tail, log: Tail) -> None:
         """Run a job to its end, or until a site is there that is not in it."""
         wait(lambda: self._absent(console, self.config.min_clients), self.say, float("inf"), poll=2 * LOOK)
         sites = self._here(console)
+        log.lines()  # of earlier jobs
         job = console.submit(job_folder(kit, sites))
         began = asked = time.monotonic()
         rounds, why = self._records(), ""
@@ -127,9 +128,8 @@ class Federation:
             self.say(f"{why}: the next job goes on from the checkpoint.")
             console.stop(job, LEAVE)
         elif not self._over():
-            # Those that were at work then may have ended it, unless it was all of them.
-            at_work = [name for name in sites if self._did(name).endswith(("under way", "no reply"))]
-            self._count(at_work if len(at_work) < len(sites) else ())
+            lines = [line.partition(FAILED_BY)[2] for line in log.lines()]
+            self._count([name for name in sites if any(line.startswith(f"{name}:") for line in lines)])
             self.say(f"The job ended before the run: the next one goes on from the checkpoint in {self._pause:.0f} s.")
             pause(self._pause)
             self._pause = min(2 * self._pause, LONGEST)
@@ -145,6 +145,8 @@ class Federation:
             return f"Nothing was heard of {' and '.join(gone)} for {GONE:.0f} s"
         idle = console.idle(self._here(console)) if settled else []
         back = [name for name in idle if name in sites]
+        if len(back) == len(sites):  # it is ending
+            return ""
         self._count(back)
         came = [name for name in idle if name in back or in_round]  # one that is new can wait for the round
         return f"{' and '.join(came)} came" if came else ""
@@ -155,10 +157,6 @@ class Federation:
             self._failed[name] += 1
             if self._failed[name] == LOST:
                 self.say(f"The site '{name}' did not last in {LOST} jobs in a row: they go on without it.")
-
-    def _did(self, site: str) -> str:
-        """The last thing that is known of it."""
-        return str(live.read(self.out).get("sites", {}).get(site, {}).get("state", ""))
 
     def _records(self) -> int:
         """Grows with every round."""
