@@ -7,9 +7,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from fedkeel.runs.run import Run
@@ -96,6 +98,20 @@ def test_a_site_that_is_killed_is_missed_and_is_back_with_the_next_job(loopback:
     loopback.stop("server")
     assert "fedkeel: stopped; continue with: fedkeel server" in loopback.log("server")
     assert Run(loopback.place / "run").rounds_done > 3
+
+
+def test_a_site_that_ends_every_job_is_left_out_after_three(loopback: Loopback) -> None:
+    begin(loopback, "run", "fedavg", 10_000)
+
+    def left_out() -> bool:
+        for process in map(psutil.Process, loopback.family("west")):
+            with suppress(psutil.Error):
+                if any("worker_process" in word for word in process.cmdline()):
+                    process.kill()
+        return "'west' did not last in 3 jobs in a row: they go on without it" in loopback.log("server")
+
+    loopback.until(left_out, 240)
+    loopback.until(loopback.checkpointed("run", 3))
 
 
 def test_a_kit_that_was_loosened_by_hand_is_refused(loopback: Loopback) -> None:

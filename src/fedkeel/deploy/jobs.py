@@ -93,9 +93,8 @@ class Federation:
     def _absent(self, console: Console, needed: int) -> str:
         here = self._here(console)
         absent = ", ".join(name for name in self.sites if name not in here)
-        return (
-            f"{len(here)} of {len(self.sites)} sites are connected, waiting for {absent}." if len(here) < needed else ""
-        )
+        said = f"{len(here)} of {len(self.sites)} sites are connected, waiting for {absent}."
+        return said if len(here) < needed else ""
 
     def _one_job(self, console: Console, kit: Path, shown: Tail, log: Tail) -> None:
         """Run a job to its end, or until a site is there that is not in it."""
