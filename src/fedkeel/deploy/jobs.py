@@ -101,9 +101,9 @@ class Federation:
         wait(lambda: self._absent(console, self.config.min_clients), self.say, float("inf"), poll=2 * LOOK)
         sites = self._here(console)
         log.lines()  # of earlier jobs
+        rounds, why = self._records(), ""
         job = console.submit(job_folder(kit, sites))
         began = asked = time.monotonic()
-        rounds, why = self._records(), ""
         try:
             while not why:
                 pause(LOOK)
