@@ -6,6 +6,7 @@ a row of jobs, each of which goes on from the run's own checkpoint, which is the
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import socket
@@ -33,7 +34,7 @@ from fedkeel.runs.store import METRICS
 from fedkeel.stopping import Stopped
 
 SILENT, GONE = 20.0, 60.0  # seconds without a word after which a site is not taken into a job, or ends the one it is in
-AROUND = 10.0  # between two looks at who is there: each question to NVFlare takes some 35 kB for good
+AROUND = 10.0  # between two looks at who is there: each question to NVFlare takes 35 kB for good
 LONGEST = 60.0  # seconds between a job that failed and the next one
 FAILED_BY = "due to reported failure from "  # of NVFlare's own words, as are those of `LET_IN`
 LOST = 3  # jobs in a row that one site failed, after which they go on without it
@@ -115,6 +116,7 @@ class Federation:
                     if console.has_ended(job):
                         break
                     why = "" if over else self._outdated(console, sites, self._records() > rounds, now - began > SILENT)
+                    gc.collect()  # NVFlare leaves a megabyte behind with every question, in circles
         except Stopped:
             console.stop(job, LEAVE)
             raise
