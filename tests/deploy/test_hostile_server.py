@@ -190,7 +190,6 @@ def test_what_a_server_may_not_name_is_refused_before_anything_is_opened_or_buil
         {"model": "simple_cnn(width=100000)"},
         {"model": "mlp(hidden=100000, layers=2)"},
         {"model": "simple_cnn(projector=1000000)"},
-        {"model": "simple_cnn(width=1000)", "method": "moon(projector=900000)"},
         {"method": "fedsr(z_dim=900000)"},
     ],
     ids=str,

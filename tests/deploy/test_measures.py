@@ -85,7 +85,7 @@ def test_sites_that_have_gone_cost_the_tables_and_not_the_run(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "option", [{"predictions": True}, {"evaluate_on": "validation"}, {"record": "fairness"}, {"dp_noise": 5.0}]
+    "option", [{"predictions": True}, {"evaluate_on": "validation"}, {"record": "nmi"}, {"dp_noise": 5.0}]
 )
 def test_an_option_without_effect_at_sites_is_refused_before_any_is_waited_for(
     tmp_path: Path, option: dict[str, Any]

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.files import write_to_show
+from fedkeel.files import parsed, write_to_show
 from fedkeel.observer import Observer
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Live(Observer):
 def read(directory: Path) -> dict[str, Any]:
     """What the file says; nothing where there is none, as in a directory of an earlier version, or another's."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads((directory / FILE).read_bytes())
+        found = parsed((directory / FILE).read_bytes())
         notes = [{"at": float(note["at"]), "text": str(note["text"])} for note in found["notes"]]
         numbers = {name: int(found[name]) for name in ("pid", "done", "clients", "at")}
         texts = {"host": str(found["host"]), "notes": notes, "sites": dict(found.get("sites", {}))}
