@@ -103,7 +103,7 @@ def test_the_model_of_a_named_run_comes_back(tmp_path: Path) -> None:
 def test_a_method_with_personal_layers_has_no_model_that_is_nobody_s(tmp_path: Path, method: str) -> None:
     run = fedkeel.simulate(NAMED, directory=tmp_path / "r", method=method)
     with pytest.raises(
-        FedkeelError, match=r"keeps layers on its clients.*\(client=\.\.\. in Python\), one of paper, scan"
+        FedkeelError, match=r"keeps layers on its clients.*\(client=\.\.\. in Python\), one of 'paper', 'scan'"
     ):
         run.model()
     with pytest.raises(FedkeelError, match="There is no model of a client 'scam': did you mean 'scan'"):
@@ -315,7 +315,7 @@ def test_a_run_goes_on_under_other_options_of_the_machine_and_no_others(tmp_path
     run = interrupted(tmp_path / "r", "fedbn", at=1, executor="serial")
     with pytest.raises(FedkeelError, match="'batch_size' cannot change when a run is resumed: give only executor"):
         tiny.resume(run.directory, batch_size=8)
-    done = tiny.resume(run.directory, executor="processes", workers=2, memory_limit=0)
+    done = tiny.resume(run.directory, executor="processes", workers=2)
     assert tiny.result(done) == tiny.result(whole)
     assert done.summary is not None
     assert done.summary["executor"] == "processes"

@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import Any
 
 from fedkeel.config import from_one
-from fedkeel.engine.executors.sites.executor import STATUS, read_sites
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import FILE as COMPARISON
 from fedkeel.files import below
@@ -45,9 +44,11 @@ def look(directory: Path) -> tuple[Document, list[Group]]:
     runs: list[Document] = [progress(member) for member in members]
     runs += [{"run": name, "state": WAITING, "share": 0.0, "seconds": None} for name in missing]
     notes: list[Document] = [{"at": 0, "run": "", "text": text} for _, texts in found for text in texts]
+    sites: Document = {}
     for member in members:
-        notes += [{**note, "run": str(member)} for note in live.read(member.run.directory).get("notes", ())]
-    with_sites = next((m.run.directory for m in members if (m.run.directory / STATUS).exists()), None)
+        now = live.read(member.run.directory)
+        notes += [{**note, "run": str(member)} for note in now.get("notes", ())]
+        sites |= now.get("sites", {})
     document = {
         "directory": str(directory),
         "state": next((state for state in STATES if state in {row["state"] for row in runs}), WAITING),
@@ -55,7 +56,7 @@ def look(directory: Path) -> tuple[Document, list[Group]]:
         "left": time_left(runs),
         "runs": runs,
         "notes": sorted(notes, key=lambda note: note["at"]),
-        "sites": read_sites(with_sites) if with_sites else {},
+        "sites": sites,
     }
     return document, groups
 
