@@ -17,6 +17,7 @@ Spec = dict[str, Any]
 Given = Mapping[str, Any]
 BAR, GAP = 19, 8  # of bars, in pixels: how high each is, and the room between their groups
 FEW = 15  # rounds of which each has a dot
+WHOLE = "clamp(floor(domain('x')[1] - domain('x')[0]), 1, 5)"  # ticks between whole numbers
 LINE = 46  # letters of a title that fit on a phone
 NUMBER = "(abs({0}) < 1e-3 && {0} != 0 || abs({0}) >= 1e5 ? format({0}, '.3~e') : format({0}, '.4~r'))"
 # The wheel alone scrolls the page; two fingers on a touchpad are the wheel with Ctrl.
@@ -93,7 +94,7 @@ def _lines(figure: Given, names: list[str]) -> Spec:
         data.append({"name": series["name"], "x": x, "y": y, "spread": spread, "few": few})
     places = {x for row in data for x in row["x"]}
     middle = {"domain": [x + side for x in places for side in (-0.5, 0.5)]} if len(places) == 1 else {}
-    axis = {"tickMinStep": 1, "format": "d"} if all(float(x).is_integer() for x in places) else {}
+    axis = {"tickCount": {"expr": WHOLE}} if all(float(x).is_integer() for x in places) else {}
     across = {"zero": False, "nice": False, "padding": 6, **middle}
     colour = _colour("name", names, symbolType="stroke", symbolStrokeWidth=2)
     dashes = [DASHES[place // len(COLOURS["light"]) % len(DASHES)] for place in range(len(names))]

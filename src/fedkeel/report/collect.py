@@ -63,7 +63,8 @@ class Member:
 
     @property
     def rounds_done(self) -> int:
-        return 1 + max((round for curve in self.curves.values() for round in curve), default=-1)
+        recorded = (curve for metric, curve in self.curves.items() if metric.key != "seconds")
+        return 1 + max((round for curve in recorded for round in curve), default=-1)
 
     def __str__(self) -> str:
         return f"{self.label}, seed {self.seed}"

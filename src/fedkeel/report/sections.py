@@ -75,6 +75,11 @@ def key_figures(group: Group) -> Markup:
         tiles.append(("its hardest domain", f"{percent(cell.mean)} %", hardest))
         if best.traffic:
             tiles.append(("its traffic a round", f"{best.traffic.megabytes} MB", "up and down, all clients"))
+    configs = [member.config for member in group.members]
+    models, rounds = {config.model for config in configs}, sorted({config.rounds for config in configs})
+    tiles.append(
+        ("rounds", " to ".join(map(str, rounds[:: max(1, len(rounds) - 1)])), f"model {', '.join(sorted(models))}")
+    )
     finished = sum(member.summary is not None for member in group.members)
     methods = f"{len(group.labels)} method{'s' if len(group.labels) > 1 else ''}"
     return html("tiles", [*tiles, ("runs finished", f"{finished} of {len(group.members)}", methods)])
