@@ -52,7 +52,7 @@ def _number(of: str, title: Any = None, **more: Any) -> Spec:
 def _values(figure: Given, **scale: Any) -> Spec:
     """The scale of the values; with the ends that are given, so that two figures beside each other can be compared."""
     ends = {"domain": list(figure["ends"]), "nice": False} if "ends" in figure else {}
-    return {**scale, **({"type": "log"} if figure.get("log_y") else {}), **ends}
+    return {"padding": 8, "type": "log", **ends} if figure.get("log_y") else {**scale, **ends}
 
 
 def _colour(by: str, names: Sequence[str], **symbol: Any) -> Spec:
