@@ -160,7 +160,7 @@ def test_another_metric_is_drawn_when_it_is_chosen_and_its_numbers_are_below(ope
     section.scroll_into_view_if_needed()
     section.get_by_text("Test accuracy, sketch, %").first.wait_for()
     section.locator(".behind summary").click()
-    assert section.locator(".behind tbody tr").count() == ROUNDS
+    wait_for(section.locator(".behind tbody tr"), ROUNDS)
     assert section.locator(".behind tbody th").first.inner_text() == "1", "rounds as the command line counts them"
 
 

@@ -166,7 +166,7 @@ def _bars(figure: Given, names: list[str]) -> Spec:
         "transform": [
             {"flatten": ["x", "y", "spread", "low", "high", "seeds"]},
             *(seen, {"filter": "isValid(datum.y)"}),
-            *_calculate(label=label, tip=tip, start=f"datum.high < {most * 0.4} ? datum.high : 0"),
+            *_calculate(label=label, tip=tip, start=f"datum.high < {0.4 * (100 if shares else most)} ? datum.high : 0"),
         ],
         "encoding": {
             "y": {**rows, "scale": {"domain": categories, "paddingInner": 0.12}},
