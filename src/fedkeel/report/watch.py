@@ -149,7 +149,7 @@ def status(document: Document) -> Markup:
     headings = ["run", "state", "round", "accuracy %", "clients trained", "why it stopped, and how to go on"]
     body = html("tiles", tiles) + html("progress", document["share"]) + html("table", headings, rows, "Every run.")
     if sites := document["sites"]:
-        told = [[name, "yes" if s["connected"] else "no", s["state"], str(s["at"])] for name, s in sorted(sites.items())]
+        told = [[n, "yes" if s["connected"] else "no", s["state"], str(s["at"])] for n, s in sorted(sites.items())]
         body += html("table", ["site", "connected", "last", "since"], told, "Every site.")
     notes = [f"{n['run']}: {n['text']}".lstrip(": ") for n in reversed(document["notes"][-MOST_NOTES:])]
     return body + (html("folded", "Notes, the newest first", html("items", notes), True) if notes else Markup(""))
