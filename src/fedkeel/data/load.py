@@ -12,7 +12,7 @@ from torch import Tensor
 from fedkeel import seeds, spec
 from fedkeel.data import partition as partitions
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.federation import Federation, Transform
+from fedkeel.data.federation import Federation
 from fedkeel.data.partition import Partition, as_typed, in_proportion
 from fedkeel.data.population import Client, ClientGroup, IntArray, Population, Shares, each_once, no_indices
 from fedkeel.data.reader import DATASETS
@@ -58,14 +58,15 @@ class Cut:
         clients: Sequence[Client] = Population([self.group(dataset, domain) for domain in seen])
         if self.tests == "own":
             clients = [with_own_mix(client, dataset.labels, self.seed) for client in clients]
+        given = {"train_transform": self.train_transform, "test_transform": self.test_transform}
+        chosen = {name: getattr(dataset, name) if text is None else text for name, text in given.items()}
         federation = Federation(
             name=dataset.name,
             images=dataset.images,
             labels=dataset.labels,
             classes=dataset.classes,
             clients=clients,
-            train_transform=given_or(self.train_transform, dataset.train_transform),
-            test_transform=given_or(self.test_transform, dataset.test_transform),
+            **{name: parse_transforms(own) if isinstance(own, str) else own for name, own in chosen.items()},
             unseen=tuple(self.unseen_client(dataset, domain) for domain in held_out),
             on_disk=dataset.on_disk,
             bits=dataset.bits,
@@ -139,11 +140,6 @@ def load_spec(
             raise DataError(f"The {option} is given twice, in '{text}' and as '{value}': keep one.")
         options |= {} if value is None else {option: value}
     return load(parsed.name, **options)
-
-
-def given_or(text: str | None, usual: Transform | str) -> Transform:
-    chosen = usual if text is None else text
-    return parse_transforms(chosen) if isinstance(chosen, str) else chosen
 
 
 def subsampled(group: ClientGroup, labels: IntArray, samples: int, seed: int) -> ClientGroup:

@@ -80,15 +80,7 @@ def federation(
     found, place = np.unique(owner, return_inverse=True)
     members = np.split(np.argsort(place, kind="stable"), np.cumsum(np.bincount(place))[:-1])
     parts = dict(zip(map(str, found.tolist()), members, strict=True))
-    of_validation, of_test = (checked(0.0 if use in each else said[use], Decay, f"'{use}'") for use in USES)
-    held, tested = (each.get(use, np.zeros(count, bool)) for use in USES)
-    splits = {}
-    for name, own in parts.items():
-        rest, *named = (np.flatnonzero(mask[own]) for mask in (~held & ~tested, held, tested))
-        given = (rest, named[0], named[1])
-        of_groups = each["group"][own] if "group" in each else None
-        cuts = shares_of(name, y[own], given, of_groups, of_validation, of_test, source.split_seed)
-        splits[name] = Split(*(indices(own[part]) for part in cuts))
+    splits = splits_of(parts, y, each, said, source.split_seed)
     usual = usual_transform(samples.values)
     dataset = Dataset(source.name, samples.values, torch.from_numpy(y), classes, splits, usual, usual)
     dataset = replace(dataset, columns=samples.columns)
@@ -124,6 +116,25 @@ def with_clients(dataset: Dataset, cut: Cut, domain_of: Mapping[str, str]) -> Fe
         for group in (made.clients, made.unseen)
     )
     return replace(made, clients=seen, unseen=tested)
+
+
+def splits_of(
+    parts: Mapping[str, IntArray],
+    labels: IntArray,
+    each: Mapping[str, npt.NDArray[Any]],
+    said: Mapping[str, Any],
+    seed: int,
+) -> dict[str, Split]:
+    """What is said of each sample for validation and testing, or else shares."""
+    validation, test = (checked(0.0 if use in each else said[use], Decay, f"'{use}'") for use in USES)
+    held, tested = (each.get(use, np.zeros(len(labels), bool)) for use in USES)
+    splits = {}
+    for name, own in parts.items():
+        rest, *named = (np.flatnonzero(mask[own]) for mask in (~held & ~tested, held, tested))
+        groups = each["group"][own] if "group" in each else None
+        cuts = shares_of(name, labels[own], (rest, named[0], named[1]), groups, validation, test, seed)
+        splits[name] = Split(*(indices(own[part]) for part in cuts))
+    return splits
 
 
 def usual_transform(values: Tensor) -> str:
