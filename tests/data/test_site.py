@@ -88,7 +88,7 @@ def test_a_subsample_is_that_of_a_run_on_one_machine(root: Path) -> None:
 
 
 def test_a_class_that_the_federation_does_not_have_is_named(root: Path) -> None:
-    with pytest.raises(DataError, match=r"The class folder 'owl' of '.*north' is no class: choose from cat, dog"):
+    with pytest.raises(DataError, match=r"The class folder 'owl' of '.*north' is no class of the federation: choose"):
         load_site(root / "north", "north", config(), ["cat", "dog"])
 
 

@@ -136,7 +136,7 @@ def test_dark_scans_among_bright_ones_are_told_and_bits_are_for_all(
     (told,) = (message for message in caplog.messages if "come out dark" in message)
     assert "1 of the 6 grey images of 16 bits use at most 12 of them" in told
     assert f"('{root / 'north' / 'ill' / '4.tif'}')" in told
-    with pytest.raises(DataError, match=r"its pixels go from 32767 to 65,535: 12 bits hold 0 to 4,095"):
+    with pytest.raises(DataError, match=r"its pixels go from 32,767 to 65,535: 12 bits hold 0 to 4,095"):
         load("folder", root=root, size=4, bits=12)
     for bits in (7, 17):
         with pytest.raises(FedkeelError, match="from 8 to 16"):

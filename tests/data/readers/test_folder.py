@@ -68,7 +68,7 @@ def test_a_class_that_a_site_lacks_can_be_declared(tmp_path: Path) -> None:
     federation = load_spec(f"folder(root={root}, classes=[bird, cat, dog])")
     assert federation.classes == ("bird", "cat", "dog")
     assert sorted(set(federation.labels.tolist())) == [1, 2]
-    with pytest.raises(DataError, match=r"The class folder 'dog' of '.*' is no class: choose from bird, cat"):
+    with pytest.raises(DataError, match=r"The class folder 'dog' of '.*' is no class of the federation: choose"):
         load("folder", root=root, classes=["cat", "bird"])
 
 

@@ -73,7 +73,9 @@ class Folder(Reader):
         classes = tuple(folders) if self.classes is None else tuple(names(self.classes))
         for label in folders:
             if label not in classes:
-                raise DataError(f"The class folder '{label}' of '{root}' is no class: {nearest(label, classes)}")
+                raise DataError(
+                    f"The class folder '{label}' of '{root}' is no class of the federation: {nearest(label, classes)}"
+                )
         domains = {name: scan_domain(place, classes, self.group) for name, place in places.items()}
         files = [file for domain in domains.values() for file in domain.files]
         tell_unread(root, files)
