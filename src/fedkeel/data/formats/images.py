@@ -35,9 +35,8 @@ class Depth:
         """The upper eight of the bits."""
         bits, largest = self.bits or 16, int(values.max(initial=0))
         if values.min(initial=0) < 0 or largest >= 2**bits:
-            raise DataError(
-                f"its pixels go from {values.min():,} to {largest:,}: {bits} bits hold 0 to {2**bits - 1:,}"
-            )
+            span = f"from {values.min():,} to {largest:,}"
+            raise DataError(f"its pixels go {span}: {bits} bits hold 0 to {2**bits - 1:,}")
         self.largest[name] = largest
         return (values >> (bits - 8)).astype(np.uint8)
 
