@@ -28,7 +28,6 @@ class MachineOptions(TypedDict, total=False):
     ray_cores: int
     ray_gpus: float
     ray_actors: int
-    memory_limit: int
     checkpoint_every: int
 
 
