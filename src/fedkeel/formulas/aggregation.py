@@ -152,7 +152,7 @@ def prototype_start(prototypes: Tensor) -> Tensor:
     mean = mean_prototype(rows)
     d = (rows - mean).norm(dim=1)
     # The weights sum to 1, so this is Eq. 25; where every distance is 0 it is the mean.
-    start = mean + d @ (rows - mean) / d.sum().clamp_min(torch.finfo(rows.dtype).tiny)
+    start: Tensor = mean + d @ (rows - mean) / d.sum().clamp_min(torch.finfo(rows.dtype).tiny)
     return start.to(prototypes.dtype)
 
 
