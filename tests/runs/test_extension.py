@@ -92,16 +92,17 @@ def test_it_can_be_extended_again_and_killed_on_the_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("done", ["record", "configuration"])
-def test_what_is_killed_before_it_trains_can_be_asked_for_again(done: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("done", [[], [FILE], [FILE, "config.toml"]])
+def test_what_is_killed_before_it_trains_can_be_asked_for_again(done: list[str], tmp_path: Path) -> None:
     before = tiny.run(tmp_path / "run", rounds=2).directory
     kept = tmp_path / "kept"
     shutil.copytree(before, kept)
     extend(before, 4)
-    shutil.copy(before / FILE, kept)
-    if done == "configuration":
-        shutil.copy(before / "config.toml", kept)
-    run = extend(kept, 4)
+    (kept / "summary.json").unlink()
+    for name in done:
+        shutil.copy(before / name, kept)
+    run = tiny.resume(kept)
+    run = run if run.rounds_done == 4 else extend(kept, 4)
     assert tiny.result(run) == tiny.result(fedkeel.Run(before))
     assert run.summary is not None
     assert run.summary["extended"] == [2]
