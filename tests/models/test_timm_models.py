@@ -204,3 +204,20 @@ def test_our_own_networks_never_import_timm(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(builtins, "__import__", watch)
     monkeypatch.setattr(timm_models.importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
     models.build("simple_cnn", num_classes=3)
+
+
+@pytest.mark.parametrize(
+    ("weights", "model", "built"),
+    [
+        ("pretrained", "timm:resnet18", "timm:resnet18(pretrained=True)"),
+        ("a1_in1k", "timm:resnet18(drop_rate=0.1)", "timm:resnet18.a1_in1k(drop_rate=0.1, pretrained=True)"),
+        ("nowhere.pth", "timm:resnet18", "timm:resnet18"),
+    ],
+)
+def test_weights_with_a_name_are_timm_s(weights: str, model: str, built: str) -> None:
+    assert timm_models.with_weights(model, weights) == built
+
+
+def test_a_network_of_another_kind_has_no_weights_with_a_name() -> None:
+    with pytest.raises(FedkeelError, match="weights with a name are those of timm, for --model timm:NAME"):
+        timm_models.with_weights("simple_cnn", "imagenet")

@@ -43,14 +43,30 @@ from fedkeel.trust import privacy
 # the site has them.
 TAKEN = (
     *("method", "data", "partition", "unseen", "subsample", "model"),
-    *("rounds", "participation", "weighting", "stateless"),
+    *("rounds", "participation", "clients_per_round", "weighting", "stateless"),
     *("dp", "dp_clip", "dp_noise", "dp_delta"),
-    *("local_epochs", "batch_size", "drop_last", "loss", "optimizer", "learning_rate", "momentum", "weight_decay"),
+    *(
+        "local_epochs",
+        "local_steps",
+        "batch_size",
+        "drop_last",
+        "loss",
+        "optimizer",
+        "learning_rate",
+        "momentum",
+        "weight_decay",
+    ),
     *("schedule", "decay", "clip_norm", "evaluate_with", "evaluation_batch", "seed", "precision", "checkpoint_every"),
     *("metrics", "select_by", "site_images", "site_prior", "site_always"),
 )
 # What no honest server asks for: a site's policy need not say it.
-MOST = {"local_epochs": 100, "batch_size": 4096, "evaluation_batch": 4096, "checkpoint_every": 100}
+MOST = {
+    "local_epochs": 100,
+    "local_steps": 100_000,
+    "batch_size": 4096,
+    "evaluation_batch": 4096,
+    "checkpoint_every": 100,
+}
 LONGEST_TEXT = 4000  # of an option
 MOST_PARTS = 16  # of a composition, or of transforms
 MOST_STEPS = 10_000  # exchanges within a round
