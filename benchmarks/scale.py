@@ -34,14 +34,13 @@ TESTS = 500
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `memory_limit` is in MiB."""
+    """One line of the table."""
 
     clients: int
     partition: str = "dirichlet(alpha=0.3, clients={clients}, samples=20)"
     images: int = 20_000
     pixels: int = 32
     method: str = "fedavg"
-    memory_limit: int = 1024
 
 
 ROWS = {
@@ -50,7 +49,6 @@ ROWS = {
     "100000": Row(100_000),
     "users": Row(100_000, "by-user", images=400_000, pixels=16),
     "remembering": Row(100_000, method="standalone"),
-    "spilling": Row(100_000, method="standalone", memory_limit=16),
 }
 
 
@@ -102,7 +100,6 @@ def measure(name: str, rounds: int) -> dict[str, object]:
         learning_rate=1e-3,
         evaluate_every=rounds,
         evaluate_clients=10 if row.method == "standalone" else Config().evaluate_clients,
-        memory_limit=row.memory_limit,
         executor="serial",
         device="cpu",
     )

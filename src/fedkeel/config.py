@@ -26,7 +26,7 @@ PYTHON_OBJECT = "(given in Python)"  # in place of a name
 RAY_OPTIONS = ("ray_address", "ray_cores", "ray_gpus", "ray_actors")
 # What does not change the result, and so may change when a run is resumed.
 MACHINE_OPTIONS = (
-    *("executor", "workers", "threads", "device", "memory_limit", "checkpoint_every"),
+    *("executor", "workers", "threads", "device", "checkpoint_every"),
     *RAY_OPTIONS,
     *("metrics", "predictions", "record", "record_every", "round_timeout"),
 )
@@ -66,6 +66,7 @@ CALIBRATED = Needs(lambda run: run.evaluate_with in ("site", "all"), "without --
 BEST = Needs(lambda run: run.result == "best-validation" or run.patience, "without --result best-validation")
 PATIENT = Needs(lambda run: run.patience, "without --patience")
 RECORDED = Needs(lambda run: run.record, "without --record")
+WEIGHED = Needs(lambda run: run.weighed, "where 'central', the method or 'robust' decides what clients count for")
 SEVERAL = Needs(lambda run: not run.pooled, "with 'central', which makes one client of all")
 BY_NUMBER = Needs(
     lambda run: not run.pooled and run.participation == 1 and run.dp != "central",
@@ -78,7 +79,6 @@ TESTED = Needs(lambda run: not run.network, "over a network, where sites are tes
 COMPILED = Needs(lambda run: not run.network and run.dp != "local", "over a network, or with --dp local")
 ON_RAY = Needs(lambda run: run.executor == "ray", "without --executor ray")
 REMOTE = Needs(lambda run: run.network or run.executor == "ray", "without --executor ray or a network")
-HELD = Needs(lambda run: not REMOTE.holds(run), "where clients run elsewhere, and their memories stay there")
 CROWD = Needs(
     lambda run: run.executor in ("processes", "cuda", "ray") or run.workers == 1,
     "without --executor processes, cuda or ray, and in runs beside others, of --jobs",
@@ -127,7 +127,7 @@ class Config:
     rounds: Count = option(30, "communication rounds", heading="rounds")
     participation: PositiveShare = option(1.0, "fraction of clients sampled each round, at least one", SEVERAL)
     clients_per_round: Number = option(0, "clients sampled each round; 0 goes by 'participation'", BY_NUMBER)
-    weighting: Literal["samples", "uniform"] = option("samples", "weight of a client in the mean", SEVERAL)
+    weighting: Literal["samples", "uniform"] = option("samples", "weight of a client in the mean", WEIGHED)
     min_clients: Count = option(1, "updates without which a round does not count")
     round_timeout: Positive = option(
         3600.0, "seconds that a site or an actor of ray has for its part of a round", REMOTE
@@ -197,7 +197,6 @@ class Config:
     ray_actors: Number = option(0, "most actors of ray (0: as many as the cluster has room for)", ON_RAY)
     precision: Literal["float32", "tf32", "bf16"] = option("tf32", "arithmetic on a GPU: fewer bits are faster", ON_GPU)
     compile: bool = option(False, "compile the network with torch.compile: faster steps after a minute or so", COMPILED)
-    memory_limit: Number = option(1024, "MiB of clients' memories that are not moved to disk", HELD)
     checkpoint_every: Count = option(1, "rounds between checkpoints; the last round has one in any case")
 
     def __post_init__(self) -> None:

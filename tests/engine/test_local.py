@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.method import Method, Traits
 from fedkeel.core.state import Tensors
-from fedkeel.engine.failures import ClientFailure
-from fedkeel.engine.local import Worker
+from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.errors import TrainingError
 from fedkeel.models import Classifier, Output
 from tests import tiny

@@ -4,7 +4,6 @@ killed between any two of its writes."""
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from fedkeel.core.naming import file_name
 from fedkeel.core.state import Tensors
 from fedkeel.engine.memory import ClientMemory, Damaged
 from fedkeel.errors import StoreError
-from fedkeel.runs.store import Store
 from tests import tiny
 
 
@@ -39,7 +37,7 @@ def files(folder: Path) -> list[str]:
 
 # -- in memory and in files ----------------------------------------------------------------------------------
 def test_nothing_is_written_before_a_checkpoint_is(tmp_path: Path) -> None:
-    memory = ClientMemory(tmp_path / "memory", limit=0)
+    memory = ClientMemory(tmp_path / "memory")
     for name in "abc":
         memory.keep(name, remembered(1))
     assert not (tmp_path / "memory").exists()
@@ -47,24 +45,8 @@ def test_nothing_is_written_before_a_checkpoint_is(tmp_path: Path) -> None:
     assert files(tmp_path / "memory") == [f"{file_name(name)}/0" for name in "abc"]
 
 
-def test_beyond_the_limit_the_least_recently_used_are_in_their_files_alone(tmp_path: Path) -> None:
-    memory = ClientMemory(tmp_path, limit=300)
-    for number, name in enumerate("abcd"):
-        memory.keep(name, remembered(number))
-    memory.look("a")  # b is now the one that was not used for longest
-    memory.commit(0)
-    for name in "acd":
-        (tmp_path / file_name(name) / "000000.safetensors").unlink()
-    assert values(memory) == {"a": 0, "b": 1, "c": 2, "d": 3}
-    (tmp_path / file_name("b") / "000000.safetensors").unlink()
-    with pytest.raises(
-        StoreError, match=r"What a client remembers cannot be read from '.*/b/000000.safetensors' \(No such"
-    ):
-        memory.look("b")
-
-
 def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:
-    memory = ClientMemory(tmp_path, limit=100)
+    memory = ClientMemory(tmp_path)
     memory.keep("a", remembered(1))
     memory.commit(0)
     memory.commit(1)
@@ -82,7 +64,7 @@ def test_every_kind_of_tensor_comes_back_bit_for_bit_in_its_order(tmp_path: Path
         "strided": torch.arange(12.0).reshape(3, 4).t(),
         "empty": torch.empty(0, 3),
     }
-    memory = ClientMemory(tmp_path, limit=0)
+    memory = ClientMemory(tmp_path)
     memory.keep("a client/with any name", tensors)
     memory.commit(0)
     back = memory.look("a client/with any name")
@@ -101,7 +83,7 @@ def test_a_handle_is_passed_on_and_asked_only_for_what_is_written(tmp_path: Path
         asked.append(1)
         return remembered(5)
 
-    memory = ClientMemory(tmp_path, limit=0)
+    memory = ClientMemory(tmp_path)
     memory.keep("a", handle)
     assert memory.look("a") is handle
     assert not asked
@@ -124,7 +106,7 @@ def test_who_remembers_nothing_is_none_who_does_and_one_may_forget(tmp_path: Pat
 
 
 def test_stateless_clients_remember_nothing(tmp_path: Path) -> None:
-    memory = ClientMemory(tmp_path, limit=0, stateless=True)
+    memory = ClientMemory(tmp_path, stateless=True)
     memory.keep("a", remembered(1))
     memory.commit(0)
     assert memory.look("a") == {}
@@ -143,7 +125,7 @@ def test_each_commit_can_be_gone_back_to_as_long_as_it_is_kept(tmp_path: Path) -
     second = memory.commit(1)
     memory.release(0)  # the checkpoint of round 0 is still there
     memory.keep("a", remembered(99))
-    memory._write("a", 2)  # and here it is killed
+    memory.commit(2)  # and here it is killed
     for round, reference, expected in ((1, second, {"a": 10, "b": 2, "c": 3}), (0, first, {"a": 1, "b": 2})):
         again = ClientMemory(tmp_path)
         look = again.as_of(round)  # without going back
@@ -207,34 +189,6 @@ def test_files_that_are_missing_are_noticed_before_a_run_goes_on(tmp_path: Path)
 
 
 # -- whole runs ----------------------------------------------------------------------------------------------
-METHODS = ["fedbn", "standalone", "fedcoda", "hbn", "hbn(variant=released)"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("executor", ["serial", "processes"])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_run_that_keeps_nothing_in_memory_is_the_same_run(tmp_path: Path, method: str, executor: str) -> None:
-    options: dict[str, Any] = {"rounds": 3, "participation": 0.7, **tiny.by(executor)}
-    plain = tiny.run(tmp_path / "plain", method, **options)
-    spilled = tiny.run(tmp_path / "spilled", method, memory_limit=0, **options)
-    assert tiny.result(spilled) == tiny.result(plain)
-
-
-def test_the_limit_is_in_mebibytes(tmp_path: Path) -> None:
-    store = Store.create(tmp_path / "r", tiny.setup(memory_limit=1).config)
-    half = 2**17  # numbers in half a MiB
-    for name in "ab":
-        store.memory.keep(name, remembered(1, half))
-    store.memory.keep("c", remembered(1, 1))
-    store.memory.commit(0)
-    shutil.rmtree(tmp_path / "r" / "memory" / file_name("a"))
-    with pytest.raises(StoreError):
-        store.memory.look("a")
-    shutil.rmtree(tmp_path / "r" / "memory" / file_name("b"))
-    assert value(store.memory.look("b")) == 1
-    store.close()
-
-
 @pytest.mark.slow
 def test_a_checkpoint_costs_what_changed_not_what_all_remember(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forty clients, two a round: at the end as many files are written a round as in the beginning."""
@@ -262,7 +216,7 @@ def test_a_checkpoint_costs_what_changed_not_what_all_remember(tmp_path: Path, m
 
 
 # -- killed between any two writes ---------------------------------------------------------------------------
-OPTIONS: dict[str, Any] = {"rounds": 4, "participation": 0.7, "memory_limit": 0}
+OPTIONS: dict[str, Any] = {"rounds": 4, "participation": 0.7}
 
 
 def killed_after(steps: int, act: Callable[[], Any]) -> int:
@@ -310,8 +264,7 @@ def kill_and_resume(tmp_path: Path, whole: dict[str, bytes], moments: list[int])
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    options = {**OPTIONS, "memory_limit": 1000}
-    return tiny.result(tiny.run(tmp_path_factory.mktemp("whole") / "run", "fedbn", **options))
+    return tiny.result(tiny.run(tmp_path_factory.mktemp("whole") / "run", "fedbn", **OPTIONS))
 
 
 @pytest.mark.slow

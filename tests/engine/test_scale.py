@@ -96,7 +96,7 @@ def test_listed_or_made_on_demand_it_is_the_same_run(tmp_path: Path, method: str
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_a_resumed_run_of_very_many_is_the_run_that_was_never_stopped(tmp_path: Path, method: str) -> None:
-    options: dict[str, Any] = {"memory_limit": 0, "rounds": 4}
+    options: dict[str, Any] = {"rounds": 4}
     options |= {"evaluate_clients": 10} if method == "fedbn" else {}
     whole = run(tmp_path / "whole", method, **options)
 

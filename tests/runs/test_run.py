@@ -315,7 +315,7 @@ def test_a_run_goes_on_under_other_options_of_the_machine_and_no_others(tmp_path
     run = interrupted(tmp_path / "r", "fedbn", at=1, executor="serial")
     with pytest.raises(FedkeelError, match="'batch_size' cannot change when a run is resumed: give only executor"):
         tiny.resume(run.directory, batch_size=8)
-    done = tiny.resume(run.directory, executor="processes", workers=2, memory_limit=0)
+    done = tiny.resume(run.directory, executor="processes", workers=2)
     assert tiny.result(done) == tiny.result(whole)
     assert done.summary is not None
     assert done.summary["executor"] == "processes"

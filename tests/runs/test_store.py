@@ -221,7 +221,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> Non
 
 
 def test_executor_and_workers_may_change_when_a_run_is_resumed() -> None:
-    same = Config(executor="serial", workers=3, device="cpu", memory_limit=3, checkpoint_every=9)
+    same = Config(executor="serial", workers=3, device="cpu", checkpoint_every=9)
     assert fingerprint(same) == fingerprint(Config())
     assert fingerprint(Config(seed=1)) != fingerprint(Config())
 

@@ -169,6 +169,7 @@ def test_rules_that_select_come_before_the_one_that_averages() -> None:
         ({"robust": "multi-krum(liars=0, keep=7)"}, "'multi-krum' with these options needs 8 clients in a round"),
         ({"robust": "norm-clip", "method": "standalone"}, "'robust' is of what clients send, and with 'standalone'"),
         ({"robust": "krum(liars=0)", "method": "standalone"}, "nothing travels: leave it out"),
+        ({"weighting": "uniform", "method": "standalone"}, "nothing travels: leave it out"),
         ({"robust": "median", "method": "hbn"}, "'hbn' makes the global statistics from all updates"),
         ({"robust": "norm-clip+median", "method": "fedprox+fbn"}, "'fbn' makes the global statistics"),
         ({"robust": "median", "method": "fedheal"}, "'fedheal' makes the global weights from all updates"),

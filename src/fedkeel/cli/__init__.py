@@ -17,8 +17,7 @@ import logging
 import os
 import pkgutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 
 import fedkeel
 from fedkeel.cli.terminal.interrupts import EXIT_CODE
@@ -44,8 +43,8 @@ EXAMPLES = """examples:
   fedkeel list methods                            what there is to choose from"""
 # The order in which a person meets them; others follow by name.
 ORDER = (
-    *("advise", "run", "compare", "tune", "resume", "demo", "reproduce", "results", "show", "data", "list"),
-    *("analyse", "report", "watch", "bench", "predict", "evaluate", "calibrate", "export", "server", "join"),
+    *("advise", "run", "compare", "tune", "resume", "demo", "reproduce", "show", "data", "list"),
+    *("analyse", "report", "watch", "predict", "evaluate", "calibrate", "export", "server", "join"),
 )
 
 
@@ -80,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed.continue_with = shell(["fedkeel", *given])  # after Ctrl-C, unless the command knows better
         for code in getattr(parsed, "imports", ()):
             imports.load(code)
-        with shortages_explained(), without_cache() if getattr(parsed, "no_cache", False) else nullcontext():
+        with shortages_explained():
             code = int(parsed.run(parsed))
         sys.stdout.flush()
         return code
@@ -101,18 +100,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT):
             raise
         return _fail(f"'{error.filename}' cannot be used: {error.strerror}; make room or choose another directory.")
-
-
-@contextmanager
-def without_cache() -> Iterator[None]:
-    """By the environment, so that other processes know it too and no configuration does."""
-    before = os.environ.get("FEDKEEL_CACHE")
-    os.environ["FEDKEEL_CACHE"] = "off"
-    try:
-        yield
-    finally:
-        del os.environ["FEDKEEL_CACHE"]
-        os.environ |= {} if before is None else {"FEDKEEL_CACHE": before}
 
 
 def _fail(sentence: str) -> int:

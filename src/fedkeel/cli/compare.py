@@ -28,7 +28,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("methods", nargs="+", metavar="METHOD", help="a method; its own options after an @")
     parser.add_shared("--seeds", "--jobs")
     parser.add_argument("--out", metavar="DIR", help="where the run directories go (default: runs/compare-DATA)")
-    parser.add_shared("--metric", "--json", "--quiet", "--track", "--config", "--root", "--tolerate", "--no-cache")
+    parser.add_shared("--metric", "--json", "--quiet", "--track", "--config", "--root", "--tolerate")
     parser.add_shared("--import")
     parser.add_options({*option_names()}.difference(SET_BY_COMPARISON))
 

@@ -44,7 +44,7 @@ def add_arguments(parser: Parser) -> None:
     for federated in (show, describe):
         text = "data set, with options: 'folder(root=./images, size=64)'"
         federated.add_argument("data", metavar="NAME", help=text)
-        federated.add_shared("--root", "--tolerate", "--no-cache", "--import")
+        federated.add_shared("--root", "--tolerate", "--import")
         federated.add_options(("partition", "unseen", "subsample", "seed"))
 
     summary = "the published data sets: where to get them, how they must look, what is here"

@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("kit", metavar="KIT", help="this site's folder that 'fedkeel server' made")
     add("--data", metavar="PATH", required=True, help="the folder with a folder for each class, or a table")
-    parser.add_shared("--tolerate", "--no-cache")
+    parser.add_shared("--tolerate")
     group = "what names the patient in a file's name, in brackets, like '(patient\\d+)_': none is in two splits"
     add("--group", metavar="PATTERN", help=group)
     add("--bits", metavar="N", type=int, help="that 16-bit grey images use, such as 12 (default: 16)")

@@ -28,7 +28,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("directory", metavar="DIR", help="the run directory")
     text = "go on with a finished run until it has had so many in all"
     parser.add_argument("--rounds", metavar="N", type=whole("rounds", 1), help=text)
-    parser.add_shared("--json", "--quiet", "--track", "--no-cache", "--import")
+    parser.add_shared("--json", "--quiet", "--track", "--import")
     parser.add_options({*MACHINE_OPTIONS} - {"round_timeout"}, default="as before")
 
 

@@ -22,7 +22,7 @@ HELP = "train one federation"
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("--out", metavar="DIR", help="the run directory (default: a new one in runs/)")
-    parser.add_shared("--json", "--quiet", "--track", "--config", "--root", "--tolerate", "--no-cache", "--import")
+    parser.add_shared("--json", "--quiet", "--track", "--config", "--root", "--tolerate", "--import")
     parser.add_options()
 
 

@@ -41,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
     add("--prune", action=argparse.BooleanOptionalAction, default=True, help=prune)
     parser.add_shared("--jobs")
     add("--out", metavar="DIR", help="where it all goes (default: runs/tune-DATA)")
-    parser.add_shared("--metric", "--json", "--quiet", "--config", "--root", "--tolerate", "--no-cache", "--import")
+    parser.add_shared("--metric", "--json", "--quiet", "--config", "--root", "--tolerate", "--import")
     parser.add_options({*option_names()}.difference(SET_BY_SEARCH))
 
 

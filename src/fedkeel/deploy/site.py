@@ -31,8 +31,7 @@ from fedkeel.engine.batches import probe
 from fedkeel.engine.evaluation import SPLITS, split_indices
 from fedkeel.engine.executors.sites.channel import Reply, Table, plain
 from fedkeel.engine.executors.sites.roster import Description
-from fedkeel.engine.failures import ClientFailure
-from fedkeel.engine.local import Worker
+from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.measuring import completed
 from fedkeel.engine.metrics import asked
 from fedkeel.engine.setup import build_model, choose_device, load_federation

@@ -96,6 +96,7 @@ def refuse_stateless(config: Config, method: Composition) -> None:
 def refuse_nothing_sent(config: Config, method: Composition, network: Classifier) -> None:
     """Once the network is prepared: with 'standalone' all of it stays where it is."""
     asked = "robust" if config.robust else "dp" if config.dp != "none" else ""
+    asked = asked or ("weighting" if config.weighting != "samples" else "")
     if asked and {*network.state_dict()} <= {*method.kept}:
         raise MethodError(f"'{asked}' is of what clients send, and with '{method.name}' nothing travels: leave it out.")
 

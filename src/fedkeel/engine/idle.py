@@ -17,6 +17,10 @@ from fedkeel.engine import metrics, optimizers, schedules
 from fedkeel.engine.executors.executor import choose_executor, runs_elsewhere
 from fedkeel.engine.setup import choose_device
 from fedkeel.errors import FedkeelError
+from fedkeel.trust.robust import Defence
+
+# The hooks of a method that may ask what a client counts for.
+WEIGHING = ("before_training", "weights", "statistics", "extras", "before_evaluation")
 
 
 def idle(config: Config, *, network: bool = False, typed: Collection[str] = ()) -> dict[str, str]:
@@ -34,6 +38,7 @@ def idle(config: Config, *, network: bool = False, typed: Collection[str] = ()) 
             method = Composition.of(methods.build(config.method))
     facts = {
         "pooled": method is not None and method.is_pooled,
+        "weighed": method is None or (not method.is_pooled and clients_are_weighed(config, method)),
         "personal": method is None or method.may_be_personal,
         "network": network,
         "executor": executor,
@@ -42,6 +47,15 @@ def idle(config: Config, *, network: bool = False, typed: Collection[str] = ()) 
         "inside": spec.parse(config.data).options if by_name else {},
     }
     return options.idle(config, SimpleNamespace(**{**config.to_dict(), **facts}), typed)
+
+
+def clients_are_weighed(config: Config, method: Composition) -> bool:
+    """Whether `weighting` has an effect: in the mean of the updates, or in a rule of the method's own."""
+    if any("shares" in part.traits.replaces for part in method.parts):
+        return False
+    with suppress(FedkeelError):  # told of where the rules are made
+        return any(map(method.overrides, WEIGHING)) or not any(rule.alike for rule in Defence.of(config.robust).rules)
+    return True
 
 
 def refuse_idle(config: Config, names: Collection[str] | None = None, *, network: bool = False) -> None:

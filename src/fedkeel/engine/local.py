@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,17 +21,17 @@ from torch import Tensor, nn
 from fedkeel import seeds
 from fedkeel.config import Config
 from fedkeel.core import state
+from fedkeel.core.checking import check_finite
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.composition import Composition
 from fedkeel.core.evaluation import Evaluation
-from fedkeel.core.messages import Answer, Broadcast, Missing, Update
+from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update
 from fedkeel.core.state import Layout, Tensors, prefixed, select
 from fedkeel.core.types import Classifier, Output
 from fedkeel.data.federation import Federation
 from fedkeel.engine import optimizers, schedules
 from fedkeel.engine.batches import BatchPlan, ImageStore, TrainingPasses, try_channels_last
 from fedkeel.engine.evaluation import Evaluator
-from fedkeel.engine.failures import ClientFailure, check_loss, refuse_not_finite
 from fedkeel.engine.losses import TrainingLoss
 from fedkeel.engine.optimizers import LocalOptimizer
 from fedkeel.engine.tasks import Result, Task, fetched
@@ -44,6 +45,20 @@ LOCAL = "local"  # where a client's memory holds the entries of the model that n
 WATCHED = "watched/"  # before the names of an update's metrics that are for observers and not for `metrics.jsonl`
 QUESTION = "question"  # where a broadcast's extras hold the tensors of a method's question
 log = logging.getLogger("fedkeel")
+
+
+class ClientFailure(Exception):
+    """This client has no update to offer; the text says why."""
+
+
+def refuse_not_finite(loss: float, *groups: Tensors) -> None:
+    """Of a client that has trained."""
+    try:
+        if not math.isfinite(loss):
+            raise BadMessage(f"its loss became {loss}")
+        check_finite({name: tensor for group in groups for name, tensor in group.items()})
+    except BadMessage as bad:
+        raise ClientFailure(f"{bad}: a lower learning rate may help") from None
 
 
 class StepWatch(Protocol):
@@ -224,9 +239,9 @@ class Worker:
     def end(self, client: LocalClient, loss: float) -> tuple[Update, Tensors]:
         """The update of the trained client and what it remembers, if they are of any use."""
         if self.gradients.tells_loss:
-            check_loss(loss)
+            refuse_not_finite(loss)
         update, memory = self.leave(client, loss)
-        refuse_not_finite(update, memory)
+        refuse_not_finite(0.0, update.weights, update.statistics, memory)
         return update, memory
 
     def leave(self, client: LocalClient, loss: float) -> tuple[Update, Tensors]:

@@ -1,17 +1,17 @@
-"""What clients remember between rounds, however many there are: in memory, and in a file per client and round.
+"""What clients remember between rounds, however many there are: in a file per client and round.
 
 `memory/<client>/<round>.safetensors` is what the client remembered after that round; the newest that a checkpoint knows
-counts, so the folder is the index. Files are written when a checkpoint is.
+counts, so the folder is the index. Files are written when a checkpoint is; until then what is new is held in memory.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedkeel.core.messages import BadMessage, pack, unpack
 from fedkeel.core.naming import file_name
-from fedkeel.core.state import Tensors, nbytes
+from fedkeel.core.state import Tensors
 from fedkeel.engine.tasks import Remembered, fetched, fingerprint
 from fedkeel.errors import StoreError
 from fedkeel.files import explained, make_folder, sync
@@ -19,133 +19,111 @@ from fedkeel.stopping import WRITING, reached
 
 
 class Damaged(Exception):
-    """What a checkpoint speaks of is not there as it was; the text says what."""
+    """What a checkpoint speaks of is not there as it was; the text says why."""
 
 
 class ClientMemory:
-    """What each client remembers between rounds. A federation of stateless clients remembers nothing.
+    """What each client remembers between rounds. A federation of stateless clients remembers nothing."""
 
-    Of what is in the files, no more than `limit` bytes are held in memory too: what was used last.
-    """
-
-    def __init__(self, folder: Path, *, limit: int | None = None, stateless: bool = False) -> None:
-        self.folder, self._limit, self._stateless = folder, limit, stateless
-        self._held: dict[str, Remembered] = {}  # least recently used first
-        self._bytes = 0  # of those
-        self._changed: dict[str, None] = {}  # of those, the ones that are not in the files like this
-        self._written: dict[str, None] = {}  # clients with a new file in the last checkpoint
-        self._rounds: dict[str, list[int]] = {}  # of each client's files, by the name of its folder
+    def __init__(self, folder: Path, *, stateless: bool = False) -> None:
+        self.folder, self._stateless = folder, stateless
+        self._held: dict[str, Remembered] = {}  # what is not in the files, and handles, which take no room
+        self._changed: dict[str, None] = {}  # clients whose newest is not in the files
+        self._written: list[Path] = []  # folders with a new file in the last checkpoint
+        self._folders: set[str] = set()  # of the clients that have files
         self._since = -1  # the round of the last checkpoint
 
     def look(self, client: str) -> Remembered:
-        if client not in self._held:
-            return self._read(client, self._rounds.get(file_name(client), ()))
-        self._held[client] = self._held.pop(client)
-        return self._held[client]
+        return self._held[client] if client in self._held else self._read(client)
 
     def keep(self, client: str, memory: Remembered) -> None:
         """From now on the client remembers this."""
         if self._stateless or (not callable(memory) and not memory and client not in self):
             return
-        self._bytes += _size(memory) - _size(self._held.pop(client, {}))
-        self._held[client] = memory
-        self._changed[client] = None
+        self._held[client], self._changed[client] = memory, None
 
     def __contains__(self, client: str) -> bool:
-        return client in self._held or file_name(client) in self._rounds
+        return client in self._held or file_name(client) in self._folders
 
     def items(self) -> Iterator[tuple[str, Tensors]]:
         """The memories of those who have one, one at a time: of very many clients few may."""
         held = {file_name(client): client for client in self._held}
-        for folder in sorted(held.keys() | self._rounds.keys()):
+        for folder in sorted(held.keys() | self._folders):
             if folder in held:
                 yield held[folder], fetched(self._held[held[folder]])
             else:
-                yield _content(self.folder / folder / _named(max(self._rounds[folder])))
+                yield _content(self.folder / folder / _named(max(_rounds_of(self.folder / folder))))
 
-    def _path(self, client: str, round: int) -> Path:
-        return self.folder / file_name(client) / _named(round)
+    def as_of(self, round: int) -> Callable[[str], Tensors]:
+        """How to look up what each client remembered at a checkpoint."""
+        return lambda client: self._read(client, round)
 
-    def _write(self, client: str, round: int) -> None:
-        memory, path = fetched(self._held[client]), self._path(client, round)
-        with explained(path):
-            make_folder(path.parent)
-            path.write_bytes(pack({"client": client, "digest": fingerprint(memory).hex()}, memory=memory))
-            reached(WRITING, path)
-        rounds = self._rounds.setdefault(path.parent.name, [])
-        rounds += [round] if round not in rounds else []
-
-    def _read(self, client: str, rounds: Iterable[int]) -> Tensors:
-        newest = max(rounds, default=None)
-        return {} if newest is None else _content(self._path(client, newest), client)[1]
+    def _read(self, client: str, most: float = float("inf")) -> Tensors:
+        """What it remembered after the last round up to `most`."""
+        folder = self.folder / file_name(client)
+        newest = max((round for round in _rounds_of(folder) if round <= most), default=-1)
+        return {} if newest < 0 else _content(folder / _named(newest), client)[1]
 
     # -- checkpoints -----------------------------------------------------------------------------------------
     def commit(self, round: int) -> dict[str, Any]:
         """Bring all changes to disk. Returns what a checkpoint must keep to know whether this state is still there."""
+        paths = []
         for client in self._changed:
-            self._write(client, round)
+            memory = fetched(self._held[client])
+            paths.append(path := self.folder / file_name(client) / _named(round))
+            with explained(path):
+                make_folder(path.parent)
+                path.write_bytes(pack({"client": client, "digest": fingerprint(memory).hex()}, memory=memory))
+                reached(WRITING, path)
+            self._folders.add(path.parent.name)
         with explained(self.folder):
-            for client in self._changed:
-                sync(self._path(client, round))
-        self._written, self._changed = self._changed, {}
-        while self._limit is not None and self._bytes > self._limit:
-            oldest = next(iter(self._held))
-            self._bytes -= _size(self._held.pop(oldest))
+            for path in paths:
+                sync(path)
+        self._written, self._changed = [path.parent for path in paths], {}
+        self._held = {client: memory for client, memory in self._held.items() if callable(memory)}
         since, self._since = self._since, round
-        return {"clients": len(self._rounds), "since": since, "written": len(self._written)}
+        return {"clients": len(self._folders), "since": since, "written": len(self._written)}
 
     def release(self, oldest: int) -> None:
         """No checkpoint before round `oldest` is kept any more: remove what only those needed."""
-        for client in self._written:
-            rounds = self._rounds[file_name(client)]
+        for folder in self._written:
+            rounds = _rounds_of(folder)
             needed = max((round for round in rounds if round <= oldest), default=-1)
-            for round in [round for round in rounds if round < needed]:
-                rounds.remove(round)
+            for round in (round for round in rounds if round < needed):
                 with suppress(OSError):  # it takes room, and no more
-                    self._path(client, round).unlink(missing_ok=True)
-        self._written = {}
+                    (folder / _named(round)).unlink()
+        self._written = []
 
     def check(self, reference: Mapping[str, Any], round: int) -> None:
         """Raise `Damaged` unless the files that a checkpoint of this round speaks of are there."""
-        newest = {
-            folder: max(before)
-            for folder, rounds in _rounds_in(self.folder).items()
-            if (before := [r for r in rounds if r <= round])
-        }
-        written = sum(last > reference["since"] for last in newest.values())  # by that checkpoint itself
+        before = [[r for r in _rounds_of(folder) if r <= round] for folder in self._listed()]
+        newest = [max(rounds) for rounds in before if rounds]
+        written = sum(last > reference["since"] for last in newest)  # by that checkpoint itself
         for there, said in ((len(newest), reference["clients"]), (written, reference["written"])):
             if there < said:
                 raise Damaged(f"'{self.folder}' has the memories of {there} clients, not of {said}")
 
     def restore(self, round: int = -1) -> None:
         """Be as the checkpoint of this round was; whatever came after it is removed."""
-        self._held, self._changed, self._written, self._bytes, self._since = {}, {}, {}, 0, round
-        self._rounds = {}
+        self._held, self._changed, self._written, self._folders, self._since = {}, {}, [], set(), round
         with explained(self.folder):
-            for folder, rounds in _rounds_in(self.folder).items():
+            for folder in self._listed():
+                rounds = _rounds_of(folder)
                 for later in (r for r in rounds if r > round):
-                    (self.folder / folder / _named(later)).unlink()
-                if kept := [r for r in rounds if r <= round]:
-                    self._rounds[folder] = kept
+                    (folder / _named(later)).unlink()
+                if min(rounds, default=round + 1) <= round:
+                    self._folders.add(folder.name)
 
-    def as_of(self, round: int) -> Callable[[str], Tensors]:
-        """How to look up what each client remembered at a checkpoint; no file changes."""
-        found = _rounds_in(self.folder)
-        return lambda client: self._read(client, [r for r in found.get(file_name(client), ()) if r <= round])
+    def _listed(self) -> list[Path]:
+        return sorted(path for path in self.folder.iterdir() if path.is_dir()) if self.folder.is_dir() else []
 
 
 def _named(round: int) -> str:
     return f"{round:06d}.safetensors"
 
 
-def _size(memory: Remembered) -> int:
-    return 0 if callable(memory) else nbytes(memory)
-
-
-def _rounds_in(folder: Path) -> dict[str, list[int]]:
-    """The rounds of each client's files, by the name of its folder."""
-    inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else ()
-    return {path.name: sorted(int(file.stem) for file in path.glob("*.safetensors")) for path in inside}
+def _rounds_of(folder: Path) -> list[int]:
+    return [int(file.stem) for file in folder.glob("*.safetensors")]
 
 
 def _content(path: Path, client: str | None = None) -> tuple[str, Tensors]:

@@ -89,8 +89,7 @@ class Store:
     def __init__(self, directory: str | Path, config: Config) -> None:
         self.directory = Path(directory)
         self.config = config
-        limit = config.memory_limit * 2**20
-        self.memory = ClientMemory(self.directory / "memory", limit=limit, stateless=config.stateless)
+        self.memory = ClientMemory(self.directory / "memory", stateless=config.stateless)
         self._metrics: IO[bytes] | None = None
         self._written = hashlib.sha256()  # of what is in the metrics
         self._lock = FileLock(self.directory / ".lock", timeout=PATIENCE, thread_local=False)

@@ -11,8 +11,6 @@ They are of two kinds. `norm-clip`, `krum` and `multi-krum` change or choose the
 sees them, so they compose with every method; an update that is not chosen is as if it had not come, on its client too.
 `median` and `trimmed-mean` take the place of the weighted mean that methods start from; a method that does not start
 from it cannot be protected so, and is refused.
-
-Numbers of samples are claims like all else: `median` and `trimmed-mean` count every client alike.
 """
 
 from __future__ import annotations
@@ -39,13 +37,14 @@ log = logging.getLogger("fedkeel")
 
 
 class Rule:
-    """A robust rule. `replaces_mean`: it acts as `mean`; otherwise it acts as `select`, before all other rules.
-    `fewest`: clients in a round without which it means nothing."""
+    """A robust rule. `replaces_mean`: it acts as `mean`, else as `select`. `fewest`: clients in a round that it needs.
+    `alike`: clients' weights in the mean have no effect."""
 
     name = ""
     fewest = 1
     paper: ClassVar[str] = ""
     replaces_mean: ClassVar[bool] = False
+    alike: ClassVar[bool] = False
 
     def select(self, broadcast: Broadcast, updates: Sequence[Update]) -> list[Update]:
         """The updates that count, perhaps changed."""
@@ -85,7 +84,7 @@ class Median(Rule):
     """The median of every entry over the clients, in place of the mean."""
 
     paper = "Yin et al. 2018"
-    replaces_mean = True
+    replaces_mean = alike = True
     fewest = 3
 
     def mean(self, states: Sequence[Tensors]) -> Tensors:
@@ -98,7 +97,7 @@ class TrimmedMean(Rule):
     """The mean of every entry without its smallest and largest values, in place of the mean."""
 
     paper = "Yin et al. 2018"
-    replaces_mean = True
+    replaces_mean = alike = True
 
     share: Annotated[float, Range(above=0, below=0.5)] = 0.2  # of clients left out at either end, rounded down
 
@@ -116,27 +115,30 @@ class Krum(Rule):
     """The one update that is nearest to its neighbours; nothing else counts."""
 
     paper = "Blanchard et al. 2017"
+    alike = True
 
     liars: Annotated[int, Range(0)] = 1  # how many clients may lie; a round needs twice that and three more
 
     def __post_init__(self) -> None:
         self.fewest = 2 * self.liars + 3
 
-    def kept(self, updates: Sequence[Update]) -> int:
-        return 1
-
     def select(self, broadcast: Broadcast, updates: Sequence[Update]) -> list[Update]:
         scores = _relative(krum_scores([update.weights for update in updates], self.liars))
         # Statistics have a scale of their own; a liar must not hide in either.
         scores = scores + _relative(krum_scores([update.statistics for update in updates], self.liars))
-        best = sorted(range(len(updates)), key=lambda i: (float(scores[i]), i))[: self.kept(updates)]
+        best = sorted(range(len(updates)), key=lambda i: (float(scores[i]), i))[: self.kept(len(updates))]
         return [updates[i] for i in sorted(best)]
+
+    def kept(self, updates: int) -> int:
+        return 1
 
 
 @ROBUST.register("multi-krum")
 @dataclass
 class MultiKrum(Krum):
     """The updates that are nearest to their neighbours; the others do not count."""
+
+    alike = False
 
     keep: Count | None = None  # how many updates count; None for all but the liars
 
@@ -146,8 +148,8 @@ class MultiKrum(Krum):
             raise FedkeelError("'multi-krum' with liars=0 leaves out no update: give at least one liar, or 'keep'.")
         self.fewest = max(self.fewest, (self.keep or 0) + 1)
 
-    def kept(self, updates: Sequence[Update]) -> int:
-        return self.keep or max(len(updates) - self.liars, 1)
+    def kept(self, updates: int) -> int:
+        return self.keep or max(updates - self.liars, 1)
 
 
 @dataclass(frozen=True)
@@ -188,10 +190,8 @@ class Defence:
     def refuse_too_few(self, clients: int) -> None:
         for rule in self.rules:
             if clients < rule.fewest:
-                raise FedkeelError(
-                    f"'{rule.name}' with these options needs {rule.fewest} clients in a round, and there are "
-                    f"{clients}: let more take part, or choose other options or another rule."
-                )
+                needs = f"'{rule.name}' with these options needs {rule.fewest} clients in a round"
+                raise FedkeelError(f"{needs}, and there are {clients}: let more take part, or choose another rule.")
 
     def select(self, broadcast: Broadcast, updates: Sequence[Update]) -> list[Update]:
         for rule in self.rules:

@@ -50,7 +50,6 @@ SHARED: dict[str, dict[str, Any]] = {
     "--track": {"metavar": "|".join(TRACKERS), "type": require, "help": TRACK},
     "--config": {"metavar": "FILE", "help": "read options from a TOML file; flags come on top"},
     "--tolerate": {"metavar": "X", "type": share, "help": "share of image files that may be broken (default: 0.01)"},
-    "--no-cache": {"action": "store_true", "help": "keep no decoded images for the next run, and use none"},
     "--root": {"metavar": "DIR", "help": "short for --data 'NAME(root=DIR)'"},
     "--seeds": {"metavar": "N", "default": "3", "type": read_seeds, "help": f"{SEEDS} (default: 3)"},
     "--import": {"metavar": "FILE", "dest": "imports", "action": "append", "default": [], "help": IMPORT},

@@ -24,8 +24,7 @@ from fedkeel.engine import optimizers
 from fedkeel.engine.executors.cuda.slot import Changed, DrawsByItself, Slot, SlotClient, copy_into
 from fedkeel.engine.executors.executor import EXECUTORS
 from fedkeel.engine.executors.serial import SerialExecutor
-from fedkeel.engine.failures import ClientFailure, check_loss, refuse_not_finite
-from fedkeel.engine.local import Worker
+from fedkeel.engine.local import ClientFailure, Worker, refuse_not_finite
 from fedkeel.engine.tasks import Result, Task
 from fedkeel.stopping import Stopped, stop_requested
 
@@ -187,9 +186,9 @@ class CudaExecutor(SerialExecutor):
         results: list[Result[Any] | Missing] = []
         for (_, update, memory), (loss, sound) in zip(ended, numbers, strict=True):
             try:
-                check_loss(loss)
+                refuse_not_finite(loss)
                 if not math.isfinite(sound):
-                    refuse_not_finite(update, memory)
+                    refuse_not_finite(loss, update.weights, update.statistics, memory)
             except ClientFailure as failure:
                 results.append(Missing(update.client, str(failure)))
             else:
