@@ -22,6 +22,6 @@ def test_many_images_are_counted_to_the_last_one() -> None:
 def test_the_source_of_its_formula_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fedkeel.simulate(rounds=1, subsample=10, model="simple_cnn(width=2)", directory=tmp_path / "run", verbose=False)
     capsys.readouterr()
-    assert main(["analyse", "calibration(images='4')", str(tmp_path / "run")]) == 0
+    assert main(["show", str(tmp_path / "run"), "--diagnostic", "calibration(images='4')"]) == 0
     title = "fedavg, seed 0: Accuracy after calibration to each site (class mix: Saerens et al., 2002)"
     assert capsys.readouterr().out.splitlines()[0] == title

@@ -1,4 +1,4 @@
-"""`fedkeel analyse` and `fedkeel list diagnostics`."""
+"""`fedkeel show --diagnostic` and `fedkeel list diagnostics`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import pytest
 
 from fedkeel.analysis.diagnostic import DIAGNOSTICS
 from fedkeel.cli import main
-from fedkeel.cli.analyse import figure_table
-from fedkeel.config import Config
 
 pytestmark = pytest.mark.slow  # its runs are trained first
 
@@ -30,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_table_is_printed_and_the_file_is_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["analyse", "label-distribution", str(run)]) == 0
+    assert main(["show", str(run), "--diagnostic", "label-distribution"]) == 0
     out = capsys.readouterr().out
     path = run / "diagnostics" / "label-distribution.json"
     assert f"written {path}" in out
@@ -42,33 +40,27 @@ def test_a_table_is_printed_and_the_file_is_written(run: Path, capsys: pytest.Ca
 @pytest.mark.slow
 def test_what_was_recorded_is_shown_and_kept(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (run / "diagnostics" / "loss-gap.json").read_bytes()
-    assert main(["analyse", "loss-gap", str(run), "--json"]) == 0
+    assert main(["show", str(run), "--diagnostic", "loss-gap", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["figures"][1]["title"] == "Training-time loss gap"
+    assert document["name"] == "loss-gap"
     assert (run / "diagnostics" / "loss-gap.json").read_bytes() == before
 
 
-def test_a_run_that_cannot_be_written_to_is_looked_at_elsewhere(
+def test_a_run_that_cannot_be_written_to_is_looked_at_as_json(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The sentence names a flag that there is. A file in the folder's place refuses root too."""
+    """A file in the folder's place refuses root too."""
     shut = tmp_path / "shut"
     shutil.copytree(run, shut, ignore=shutil.ignore_patterns("diagnostics"))
     (shut / "diagnostics").write_text("")
-    assert main(["analyse", "cost", str(shut)]) == 2
-    sentence = capsys.readouterr().err
-    assert "cannot be written" in sentence
-    assert sentence.endswith("choose another directory with --out.\n")
-    assert main(["analyse", "cost", str(shut), "--out", str(tmp_path / "elsewhere")]) == 0
-    written = tmp_path / "elsewhere" / "diagnostics" / "cost.json"
-    assert f"written {written}" in capsys.readouterr().out
-    assert json.loads(written.read_text())["name"] == "cost"
-    assert main(["analyse", "cost", str(run), str(run), "--out", str(tmp_path / "elsewhere")]) == 2
-    assert "takes one run" in capsys.readouterr().err
+    assert main(["show", str(shut), "--diagnostic", "label-distribution"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert main(["show", str(shut), "--diagnostic", "label-distribution", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "label-distribution"
 
 
 def test_several_runs_at_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["analyse", "cost", str(run), str(run), "--json"]) == 0
+    assert main(["show", str(run), str(run), "--diagnostic", "label-distribution", "--json"]) == 0
     assert [entry["directory"] for entry in json.loads(capsys.readouterr().out)] == [str(run)] * 2
 
 
@@ -76,14 +68,14 @@ def test_several_runs_at_once(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     ("arguments", "sentence"),
     [
         (["tsnee", "."], "There is no diagnostic named 'tsnee': did you mean 'tsne'?"),
-        (["cost", "nowhere"], "'nowhere' is not a run directory"),
+        (["label-distribution", "nowhere"], "'nowhere' is not a run directory"),
         (["tsne(samples=1)", "."], "The 'samples' of tsne"),
     ],
 )
 def test_a_mistake_is_told_in_one_sentence(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["analyse", *arguments]) == 2
+    assert main(["show", arguments[1], "--diagnostic", arguments[0]]) == 2
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
@@ -98,22 +90,3 @@ def test_the_list_has_every_one_with_its_paper(capsys: pytest.CaptureFixture[str
     assert main(["list", "diagnostics"]) == 0
     line = next(x for x in capsys.readouterr().out.splitlines() if x.strip().startswith("gradient-norms"))
     assert "FedCoda, Figure 4" in line
-
-
-def test_every_kind_of_figure_has_a_short_table() -> None:
-    from fedkeel.analysis import figures
-
-    line = figures.lines("t", "round", "loss", {"a": ([0, 5, 9], [2.0, None, 0.25]), "none": ([0], [None])})
-    headings, rows = figure_table(line)
-    assert headings == ["loss", "first round", "last round", "at first", "at last", "smallest", "largest"]
-    assert rows == [["a", "0", "9", "2", "0.25", "0.25", "2"], ["none", *["-"] * 6]]
-    bar = figures.bars("t", "accuracy", {"one": {"x": 0.5, "y": None}, "two": {"x": 1.0, "y": 2.0}}, "domain")
-    assert figure_table(bar) == (["domain", "one", "two"], [["x", "0.5", "1"], ["y", "-", "2"]])
-    square = figures.matrix("t", ["r"], ["c", "d"], [[1, 2.5]], y_label="client")
-    assert figure_table(square) == (["client", "c", "d"], [["r", "1", "2.5"]])
-    cloud = figures.points("t", [0.0, 1.0], [0.0, 1.0], ["cat", "dog"], ["photo", "photo"])
-    assert figure_table(cloud) == (["domain", "points"], [["photo", "2"]])
-
-
-def test_recording_is_off_by_default() -> None:
-    assert Config().record == ""

@@ -183,7 +183,7 @@ class TestReproduction:
         claim, misprint, figure = result.notes()
         assert claim == "The paper: One wins."
         assert misprint == "A misprint: 70.0 is 71.0 elsewhere."
-        assert "diagnostics/nmi.json of each run, shown by 'fedkeel analyse nmi RUN'" in figure
+        assert "diagnostics/nmi.json of each run, shown by 'fedkeel show RUN --diagnostic nmi'" in figure
         assert result.to_dict()["misprints"] == ["70.0 is 71.0 elsewhere."]
         assert reproduction({}).notes() == []
 

@@ -217,7 +217,7 @@ class Reproduction:
         notes = [f"The paper: {claim}" for claim in self.recipe.claims]
         notes += [f"A misprint: {misprint}" for misprint in self.recipe.misprints]
         for name in self.recipe.diagnostics:
-            where = f"diagnostics/{name}.json of each run, shown by 'fedkeel analyse {name} RUN'"
+            where = f"diagnostics/{name}.json of each run, shown by 'fedkeel show RUN --diagnostic {name}'"
             notes.append(f"Ours, {DIAGNOSTICS[name]}: {where}.")
         return notes
 
