@@ -124,7 +124,7 @@ def test_the_commands_say_which_file_it_is_and_what_to_do(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, remedy: str
 ) -> None:
     run = str(finished.directory)
-    export_it = ["export", run, "--client", "scan", "--out", str(tmp_path / "m.pt")]
+    export_it = ["export", run, "--client", "scan", "--out", str(tmp_path / "m.pt2")]
     commands = {"summary.json": [["show", run], ["resume", run], export_it], "metrics.jsonl": [["show", run]]}
     path = finished.directory / file
     for bit in (77, 8 * path.stat().st_size - 12):
@@ -186,4 +186,4 @@ def test_an_accuracy_of_more_than_all_is_refused_also_without_checksums(
     with pytest.raises(FedkeelError, match=f"its 'accuracy' is '{value}'"):
         _ = Run(tmp_path / "run").accuracy
     with pytest.raises(FedkeelError, match="its 'accuracy' is"):
-        export(Run(tmp_path / "run"), tmp_path / "m.pt", client="scan")
+        export(Run(tmp_path / "run"), tmp_path / "m.pt2", client="scan")

@@ -183,8 +183,8 @@ def test_a_run_directory_that_was_copied_elsewhere_needs_nothing_else(
         assert (federation.classes, federation.image_shape) == (("cat", "dog"), (3, 32, 32))
         for words in (["show", str(there.directory)], ["report", str(there.directory)]):
             assert main(words) == 0
-        assert main(["export", str(there.directory), "--out", f"{method}.pt", "--with-transform"]) == 0
-        assert torch.jit.load(f"{method}.pt")(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).shape == (1, 2)
+        assert main(["export", str(there.directory), "--out", f"{method}.pt2", "--with-transform"]) == 0
+        assert torch.export.load(f"{method}.pt2").module()(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).shape == (1, 2)
 
 
 def test_a_federation_given_in_python_with_a_named_model_is_rebuilt_too(tmp_path: Path) -> None:
