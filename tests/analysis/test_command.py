@@ -42,11 +42,11 @@ def test_what_was_recorded_is_shown_and_kept(run: Path, capsys: pytest.CaptureFi
     before = (run / "diagnostics" / "loss-gap.json").read_bytes()
     assert main(["show", str(run), "--diagnostic", "loss-gap", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["name"] == "loss-gap"
+    assert [entry["round"] for entry in document["rounds"]] == [0, 1]
     assert (run / "diagnostics" / "loss-gap.json").read_bytes() == before
 
 
-def test_a_run_that_cannot_be_written_to_is_looked_at_as_json(
+def test_a_run_that_cannot_be_written_to_is_looked_at_elsewhere(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A file in the folder's place refuses root too."""
@@ -54,9 +54,18 @@ def test_a_run_that_cannot_be_written_to_is_looked_at_as_json(
     shutil.copytree(run, shut, ignore=shutil.ignore_patterns("diagnostics"))
     (shut / "diagnostics").write_text("")
     assert main(["show", str(shut), "--diagnostic", "label-distribution"]) == 2
-    assert "cannot be written" in capsys.readouterr().err
-    assert main(["show", str(shut), "--diagnostic", "label-distribution", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["name"] == "label-distribution"
+    sentence = capsys.readouterr().err
+    assert "cannot be written" in sentence
+    assert sentence.endswith("choose another directory with --out.\n")
+    assert main(["show", str(shut), "--diagnostic", "label-distribution", "--out", str(tmp_path / "elsewhere")]) == 0
+    written = tmp_path / "elsewhere" / "diagnostics" / "label-distribution.json"
+    assert f"written {written}" in capsys.readouterr().out
+    assert json.loads(written.read_text())["name"] == "label-distribution"
+    assert (
+        main(["show", str(run), str(run), "--diagnostic", "label-distribution", "--out", str(tmp_path / "elsewhere")])
+        == 2
+    )
+    assert "takes one run" in capsys.readouterr().err
 
 
 def test_several_runs_at_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

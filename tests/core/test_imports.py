@@ -202,7 +202,7 @@ def test_opening_a_stranger_s_run_directory_runs_no_code(code: Path, capsys: pyt
 
 # -- several runs ----------------------------------------------------------------------------------------------------
 @pytest.mark.slow
-def test_a_comparison_trains_again_when_the_code_has_changed(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_trains_again_when_the_code_has_changed(code: Path) -> None:
     command = ["compare", "fedavg", "own-method", "--import", str(code), "--model=own-model", "--seeds=1", "--jobs=1"]
     command += [flag for flag in SHORT if "executor" not in flag]
     assert main(command) == 0
@@ -210,9 +210,7 @@ def test_a_comparison_trains_again_when_the_code_has_changed(code: Path, capsys:
     assert not Path("runs/compare-digits-shift-2").exists()
     forget()
     code.write_text(CODE.format(scale=0.5))
-    capsys.readouterr()
     assert main(command) == 0
-    assert "is not used again, since the code of 'own_code.py' has changed" in capsys.readouterr().err
     assert Path("runs/compare-digits-shift-2/own-method/seed0/summary.json").exists()
 
 

@@ -1,6 +1,6 @@
 """Show a run: its options, result and curve; of one over a network that goes on, its sites. Several runs, or a
 folder of them: one table. With --diagnostic, look at runs through one of the papers' diagnostics: a short table
-of each, and all of it in DIR/diagnostics/NAME.json or, with --json, on stdout alone.
+of each, and all of it in DIR/diagnostics/NAME.json.
 
 examples:
   fedkeel show runs/digits-shift-fedavg-seed0
@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedkeel
@@ -39,6 +40,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_shared("--metric")
     parser.add_argument("--details", action="store_true", help="of one run: every class, and the confusion matrix")
     parser.add_argument("--diagnostic", metavar="NAME", help="one of 'fedkeel list diagnostics', with its options")
+    parser.add_argument("--out", metavar="DIR", help="write the diagnostic to DIR/diagnostics, of one run")
     parser.add_shared("--json", "--import")
 
 
@@ -47,6 +49,8 @@ def run(arguments: Arguments) -> int:
 
     if arguments.diagnostic:
         return show_diagnostic(arguments)
+    if arguments.out is not None:
+        raise FedkeelError("'--out' is of a diagnostic, and none is asked for: give --diagnostic, or leave it out.")
     parts = comparisons_in(arguments.directories[0]) if len(arguments.directories) == 1 else []
     if len(parts) > 1 and not (arguments.details or arguments.json):  # such as the demo: a table for each
         for part in parts:
@@ -66,16 +70,21 @@ def show_diagnostic(arguments: Arguments) -> int:
     for given, flag in ((arguments.details, "--details"), (arguments.metric != "accuracy", "--metric")):
         if given:
             raise FedkeelError(f"'{flag}' does nothing with '--diagnostic': leave one of them out.")
+    if arguments.out is not None and len(arguments.directories) > 1:
+        raise FedkeelError(
+            f"'--out {arguments.out}' takes one run and {len(arguments.directories)} are given: give one."
+        )
     fedkeel.analysis.build(arguments.diagnostic)  # refused before a run is read
     runs = [fedkeel.Run(directory) for directory in arguments.directories]  # all are there before the first is
     documents: list[dict[str, Any]] = []
     for run in runs:
-        document = fedkeel.analysis.run(arguments.diagnostic, run, save=not arguments.json)
+        place = run.directory if arguments.out is None else Path(arguments.out)
+        document = fedkeel.analysis.run(arguments.diagnostic, run, save=place)
         documents.append({"directory": str(run.directory), **document})
         if not arguments.json:
             paper = f" ({document['paper']})" if document["paper"] else ""
             title = f"{run.config.method}, seed {run.config.seed}: {document['title']}{paper}"
-            written = f"written {run.directory / 'diagnostics' / document['name']}.json"
+            written = f"written {place / fedkeel.analysis.FOLDER / document['name']}.json"
             show([title, document["what"], *figure_lines(document["figures"]), written])
     if arguments.json:
         print(json.dumps(documents[0] if len(runs) == 1 else documents, indent=1))
@@ -149,12 +158,12 @@ def run_lines(run: fedkeel.Run) -> Iterator[Line]:
 
 def site_lines(run: fedkeel.Run) -> Iterator[Line]:
     """Of a federation over a network what each site last did."""
-    from fedkeel.engine.executors.sites.executor import STATUS, read_sites
+    from fedkeel.runs import live
 
-    if (run.directory / STATUS).exists():
+    if sites := live.read(run.directory).get("sites"):
         rows = [
-            (name, site["state"], "yes" if site["connected"] else "no", site["at"])
-            for name, site in read_sites(run.directory).items()
+            (name, site["state"], "yes" if site.get("connected") else "no", site.get("at", ""))
+            for name, site in sites.items()
         ]
         yield Table(["site", "state", "connected", "since"], rows)
 

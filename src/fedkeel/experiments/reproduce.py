@@ -25,8 +25,7 @@ from fedkeel.data import partition as partitions
 from fedkeel.data.load import refuse_missing
 from fedkeel.engine.idle import settled
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.experiments.comparison import choose_jobs
-from fedkeel.experiments.jobs import Job, JobsObserver, beside_others, run_all
+from fedkeel.experiments.jobs import Job, JobsObserver, beside_others, choose_jobs, run_all
 from fedkeel.experiments.paper_table import PaperCell, Reproduction, derived
 from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, RecipeColumn, RecipeRow, load
 from fedkeel.experiments.request import Request, choose_seeds, data_at, select
@@ -101,8 +100,8 @@ class TableRuns:
         """Which runs the cells need. A cell that cannot be run here is left out, with a sentence that says why."""
         checked: dict[str, FedkeelError | None] = {}
         parts = {part.name for column in self.columns if column.average for part in self.recipe.parts(column)}
-        # Recorded while it trains; a run's own records can be looked at at any time.
-        record = [name for name in self.diagnostics if not analysis.build(name).of_records]
+        # Recorded while it trains; the data can be looked at at any time.
+        record = [name for name in self.diagnostics if name != "label-distribution"]
         planned: set[Path] = set()
         configs: dict[tuple[str, str], Config] = {}
         for row, column in self.recipe.cells():

@@ -107,7 +107,7 @@ def require_onnx() -> None:
             importlib.import_module(package)
     except ImportError as error:
         raise FedkeelError(
-            f"The format 'onnx' needs {error.name}, which is not installed: 'pip install fedkeel[export]', or choose 'pt2'."
+            f"The format 'onnx' needs {error.name}, which is not installed: 'pip install fedkeel[export]', or take pt2."
         ) from None
 
 

@@ -230,8 +230,8 @@ class Run(Measured):
         return Trained.around(network, federation, self._columns())
 
     def evaluate(self, data: Any, labels: Any = None, *, sites: Any = None, **whose: Any) -> Measures:
-        """How good the trained model is on new labelled images, see `fedkeel.runs.trained.Trained.evaluate`; `client` or
-        `calibrated` say whose model, as in `fedkeel.load`."""
+        """How good the trained model is on new labelled images, see `fedkeel.runs.trained.Trained.evaluate`; `client`
+        or `calibrated` say whose model, as in `fedkeel.load`."""
         return self.trained(**whose).evaluate(data, labels, sites=sites)
 
     def _columns(self) -> dict[str, str]:

@@ -39,7 +39,6 @@ from fedkeel.core.messages import BadMessage, pack, unpack
 from fedkeel.core.naming import file_name
 from fedkeel.core.state import Tensors
 from fedkeel.engine.checkpointing import Checkpoint
-from fedkeel.engine.executors.sites.executor import STATUS
 from fedkeel.engine.executors.sites.roster import FILE as SITES
 from fedkeel.engine.memory import ClientMemory, Damaged
 from fedkeel.errors import FedkeelError, StoreError
@@ -63,7 +62,7 @@ from fedkeel.stopping import WRITING, reached
 KEPT_CHECKPOINTS = 2
 CONFIG, METRICS, MODEL = "config.toml", "metrics.jsonl", "model.safetensors"
 SUMMARY, CHECKSUMS, TIMING = "summary.json", "checksums.json", "timing.jsonl"
-TRACES = (METRICS, live.FILE, STATUS, ".lock")  # that may be there before anything is trained
+TRACES = (METRICS, live.FILE, ".lock")  # that may be there before anything is trained
 PATIENCE = 3  # seconds for a killed run's workers, who end a moment later, to let go of the directory
 BEGUN = (CONFIG, "federation.json", "origin.json", SITES, EXTENDED, TIMING)  # there when a run ends, beside code/
 Named = Iterable[tuple[str, bytes]]  # files
