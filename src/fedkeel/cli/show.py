@@ -84,7 +84,7 @@ def show_diagnostic(arguments: Arguments) -> int:
         if not arguments.json:
             paper = f" ({document['paper']})" if document["paper"] else ""
             title = f"{run.config.method}, seed {run.config.seed}: {document['title']}{paper}"
-            written = f"written {place / fedkeel.analysis.FOLDER / document['name']}.json"
+            written = f"written {place / 'diagnostics' / document['name']}.json"
             show([title, document["what"], *figure_lines(document["figures"]), written])
     if arguments.json:
         print(json.dumps(documents[0] if len(runs) == 1 else documents, indent=1))
