@@ -200,7 +200,7 @@ def test_a_federation_given_in_python_with_a_named_model_is_rebuilt_too(tmp_path
     with pytest.raises(FedkeelError, match=r"was given in Python: load it with fedkeel\.load\(DIR, "):
         Run(own.directory).model()
     (run.directory / "federation.json").unlink()
-    with pytest.raises(FedkeelError, match="lacks federation.json, of which its network is built"):
+    with pytest.raises(FedkeelError, match=r"lacks federation\.json, of which its network is built"):
         run.model()
 
 
