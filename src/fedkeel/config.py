@@ -71,7 +71,6 @@ SEVERAL = Needs(lambda run: not run.pooled, "with 'central', which makes one cli
 PERSONAL = Needs(lambda run: run.personal or CALIBRATED.holds(run), "where all clients have the same model")
 IMAGES = Needs(lambda run: not run.network, "over a network, where images stay at the sites")
 TESTED = Needs(lambda run: not run.network, "over a network, where sites are tested on what they hold out")
-COMPILED = Needs(lambda run: not run.network and run.dp != "local", "over a network, or with --dp local")
 ON_RAY = Needs(lambda run: run.executor == "ray", "without --executor ray")
 REMOTE = Needs(lambda run: run.network or run.executor == "ray", "without --executor ray or a network")
 CROWD = Needs(
@@ -189,7 +188,6 @@ class Config:
     ray_gpus: PositiveShare = option(1.0, "share of a GPU that each actor of ray takes: with 0.5 two share one", ON_RAY)
     ray_actors: Number = option(0, "most actors of ray (0: as many as the cluster has room for)", ON_RAY)
     precision: Literal["float32", "tf32", "bf16"] = option("tf32", "arithmetic on a GPU: fewer bits are faster", ON_GPU)
-    compile: bool = option(False, "compile the network with torch.compile: faster steps after a minute or so", COMPILED)
     checkpoint_every: Count = option(1, "rounds between checkpoints; the last round has one in any case")
 
     def __post_init__(self) -> None:

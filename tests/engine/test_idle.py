@@ -32,7 +32,6 @@ REFUSED: list[tuple[Options, Options, str, Options]] = [
     ({"dp_noise": 5.0}, NOTHING, "does nothing without --dp central", DP),
     ({"dp_delta": 1e-3}, NOTHING, "does nothing without --dp central", {"dp": "local"}),
     ({"drop_last": True}, {"dp": "local"}, "with --dp local", DP),
-    ({"compile": True}, {"dp": "local"}, "with --dp local", NOTHING),
     ({"momentum": 0.5}, {"optimizer": "adam"}, "with this --optimizer, which has none", {"optimizer": "rmsprop"}),
     ({"momentum": 0.5}, {"optimizer": "adam(amsgrad=true)"}, "with this --optimizer", {"optimizer": "sgd"}),
     ({"weight_decay": 0.1}, {"optimizer": "rprop"}, "with this --optimizer", {"optimizer": "adam"}),
@@ -74,7 +73,6 @@ OVER_NETWORK: list[tuple[Options, str]] = [
     ({"predictions": True}, "images stay at the sites"),
     ({"record": "fairness"}, "images stay at the sites"),
     ({"workers": 2}, "without --executor processes"),
-    ({"compile": True}, "does nothing over a network"),
     ({"ray_cores": 2}, "without --executor ray"),
     ({"dp_noise": 5.0}, "does nothing without --dp central"),
 ]

@@ -233,7 +233,7 @@ def some_clients(federation: Federation, seed: int) -> list[Client]:
 # -- of a round ------------------------------------------------------------------------------------------------------
 def own_worker(worker: Worker) -> Worker:
     """A network of the same kind over the same images that shares nothing with the one that trains."""
-    config = worker.config.replace(compile=False)
+    config = worker.config
     return Worker(config, worker.federation, worker.method, copy.deepcopy(worker.model), worker.device, worker.store)
 
 
@@ -266,7 +266,7 @@ def of_run(run: Run, objects: Objects) -> list[Snapshot]:
     if not models:
         raise FedkeelError(f"'{run.directory}' has neither a model nor a checkpoint: let it train for a round first.")
     imports.refuse_unknown_names(run.directory)
-    config = run.config.replace(executor="serial", device="auto", compile=False)
+    config = run.config.replace(executor="serial", device="auto")
     federation = objects.federation or data_from_afar(run.directory, config)
     setup = prepare(config, federation=federation, model=objects.model, method=objects.method)
     layout, snapshots = setup.worker.layout, []

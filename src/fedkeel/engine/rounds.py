@@ -79,7 +79,6 @@ class Federated:
         """Run the rounds that are left; the server as it was tested after the last."""
         first, result = self._restore()
         self.observer.started(self.config, first)
-        self.evaluation.begin()
         for round in range(first, self.config.rounds):
             result = self.round(round)
             if self._is_last(round):

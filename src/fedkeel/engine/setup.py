@@ -21,7 +21,7 @@ from fedkeel.engine import checks
 from fedkeel.engine.batches import probe
 from fedkeel.engine.executors.executor import EXECUTORS, Executor, choose_executor, runs_elsewhere
 from fedkeel.engine.local import Worker
-from fedkeel.errors import FedkeelError, nearest
+from fedkeel.errors import FedkeelError
 from fedkeel.models.wrapped import refuse_lazy
 from fedkeel.spec import parse
 from fedkeel.trust import privacy
@@ -139,20 +139,12 @@ def choose_device(config: Config) -> torch.device:
     """That of this process; clients that run elsewhere have others."""
     if runs_elsewhere(config):
         return torch.device("cpu")
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(config.device)
-    except RuntimeError:
-        wanted = "cuda" if config.device == "gpu" else config.device
-        raise FedkeelError(f"'device' is '{config.device}': {nearest(wanted, ['auto', 'cpu', 'cuda'])}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise FedkeelError(f"'device' is '{config.device}', but this machine shows no GPU to torch: choose 'cpu'.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        return torch.device("cuda" if cards else "cpu")
+    if config.device not in ("cpu", *(["cuda"] if cards else []), *(f"cuda:{number}" for number in range(cards))):
+        has = f"{cards} GPUs, counted from 0" if cards else "no GPU that torch sees"
         raise FedkeelError(
-            f"'device' is '{config.device}', but this machine has {torch.cuda.device_count()} GPUs, counted from 0: "
-            "choose one of them."
+            f"'device' is '{config.device}', and this machine has {has}: give auto, cpu, cuda or cuda:N."
         )
-    if device.type not in ("cpu", "cuda"):
-        raise FedkeelError(f"'device' is '{config.device}', which is not supported: choose 'cpu' or 'cuda'.")
-    return device
+    return torch.device(config.device)

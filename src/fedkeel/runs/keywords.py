@@ -73,7 +73,6 @@ class Options(MachineOptions, total=False):
     patience: int
     min_delta: float
     precision: Literal["float32", "tf32", "bf16"]
-    compile: bool
 
 
 class RunOptions(Options, total=False):
