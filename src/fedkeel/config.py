@@ -262,8 +262,5 @@ def read_table(path: str | Path, what: str) -> tuple[dict[str, Any], dict[str, i
     except (ValueError, RecursionError) as error:  # also what is not text, a number of pages, brackets without end
         raise FedkeelError(f"The {what} '{path}' is not valid TOML: {error}.") from error
     begins = [line.partition("=")[0].strip().replace("-", "_") for line in text.split("\n")]
-    for name in table:
-        if "-" in name and name.replace("-", "_") in table:
-            raise FedkeelError(f"The {what} '{path}' gives '{name}' twice, also with '_': keep one.")
     table = {name.replace("-", "_"): value for name, value in table.items()}
     return table, {name: begins.index(name) + 1 for name in table if name in begins}

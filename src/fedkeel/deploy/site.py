@@ -169,7 +169,7 @@ class Site:
         if do == "evaluate":
             splits, detailed = [split for split in SPLITS if split in request["splits"]], self._tells(request)
             found = worker.evaluate(site.name, broadcast, remembered, splits, detailed=detailed)
-            metrics, seed = asked(worker.config), worker.config.seed
+            metrics = asked(worker.config)
             told = (completed(one, metrics, detailed=detailed) for one in found)
             self._keep_model(request, session, broadcast, remembered)
             return {"evaluations": [asdict(replace(one, outputs=None)) for one in told]}, b""

@@ -99,8 +99,8 @@ def test_the_total_is_the_mean_times_the_number_of_samples(text: str) -> None:
         ("focal(gamma=-1)", "The 'gamma' of focal is -1: give at least 0."),
         ("focal(alpha=much)", "'alpha' is 'much': give 'balanced', or a number for each class"),
         ("cross-entropy(label_smoothing=2)", "give a number from 0 to 1."),
-        ("cross-entropy(class_weights='1,-2,5')", "none below 0"),
-        ("cross-entropy(class_weights='1,nan,5')", "none below 0"),
+        ("cross-entropy(class_weights='1,-2,5')", "a number from 0 for each class"),
+        ("cross-entropy(class_weights='1,nan,5')", "a number from 0 for each class"),
         ("cross-entropy(class_weights=[1,[2],5])", "give 'balanced', or a number for each class"),
         ("cross-entropy(", "lacks its closing bracket"),
     ],
@@ -112,7 +112,7 @@ def test_one_sentence_says_what_to_give(text: str, sentence: str) -> None:
 
 
 def test_weights_that_do_not_fit_the_classes_are_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(FedkeelError, match="'class_weights' has 2 numbers, but there are 4 classes"):
+    with pytest.raises(FedkeelError, match="'class_weights' has 2 numbers for 4 classes"):
         tiny.run(tmp_path / "run", loss="cross-entropy(class_weights='1,2')")
     assert not (tmp_path / "run").exists()
 

@@ -43,15 +43,14 @@ class TrainingLoss:
 
     def _try(self, text: str, logits: Tensor) -> None:
         """Somebody's own may be anything."""
+        problem = "it must return (N,), a number for each sample that depends on its logits (N, C)"
         try:
             losses = self._loss(logits, torch.tensor([0, logits.shape[1] - 1], device=logits.device))
             if losses.shape in ((), (2,)) and losses.requires_grad:
                 return
-            problem = f"they are of shape {tuple(losses.shape)}"
         except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
             problem = first_line(error)
-        wanted = "return (N,), a number for each sample that depends on its logits"
-        raise FedkeelError(f"The loss '{text}' cannot be used for logits (N, C), {problem}: {wanted}.")
+        raise FedkeelError(f"The loss '{text}' cannot be used: {problem}.")
 
     def begin(self, labels: Callable[[], Tensor]) -> None:
         """A client begins, whose training labels these are."""
@@ -73,23 +72,20 @@ class ClassWeights:
 
     def __init__(self, option: str, given: Any) -> None:
         self.values: Tensor | None = None  # stays where it is: captured steps refer to it
-        self._option, self._balanced, self._numbers = option, given == "balanced", list[float]()
+        self._option, self._balanced = option, given == "balanced"
         listed = given if isinstance(given, list | tuple) else str(given).split(",")
         try:
-            for text in listed if given not in ("balanced", "", None) else ():
-                self._numbers.append(float(text))
+            self._numbers = [] if given in ("balanced", "", None) else [float(text) for text in listed]
         except (TypeError, ValueError):
             self._numbers = [-1.0]
         if not all(0 <= number < math.inf for number in self._numbers):
-            wanted = "give 'balanced', or a number for each class like '1,2,5', none below 0"
-            raise FedkeelError(f"'{option}' is {described(given)}: {wanted}.")
+            raise FedkeelError(f"'{option}' is {described(given)}: give 'balanced', or a number from 0 for each class.")
 
     def make(self, num_classes: int, device: torch.device) -> None:
         numbers = [1.0] * num_classes if self._balanced else self._numbers
         if numbers and len(numbers) != num_classes:
             raise FedkeelError(
-                f"'{self._option}' has {len(numbers)} numbers, but there are {num_classes} classes: give one for each, "
-                "or 'balanced'."
+                f"'{self._option}' has {len(numbers)} numbers for {num_classes} classes: give one for each."
             )
         self.values = torch.tensor(numbers, device=device) if numbers else None
 
