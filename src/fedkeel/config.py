@@ -78,7 +78,6 @@ CROWD = Needs(
     "without --executor processes, cuda or ray, and in runs beside others, of --jobs",
 )
 ON_GPU = Needs(lambda run: run.device != "cpu" or run.precision == "float32", "on the CPU, which computes in float32")
-DECAYING = Needs(lambda run: "decay" in run.taken, "without --schedule exponential, or where its brackets say it")
 
 
 def taken(name: str) -> Needs:
@@ -142,15 +141,15 @@ class Config:
     local_epochs: Count = option(1, "passes over the local data in a round", heading="local training")
     batch_size: Count = option(32, "samples in a local step")
     drop_last: bool = option(False, "drop the last incomplete batch of an epoch (kept by default)", BATCHES)
-    loss: str = option("cross-entropy", "what is trained on: 'cross-entropy(class_weights=balanced)', 'focal(gamma=2)'")
+    loss: str = option("cross-entropy", "what is trained on: 'cross-entropy(class_weights=balanced)'")
     optimizer: str = option("sgd", "local optimizer, new in every round: any of torch.optim, 'adam(betas=(0.9, 0.99))'")
     learning_rate: Positive = option(0.01, "before the schedule")
     momentum: Share = option(0.9, "of sgd and rmsprop", taken("momentum"))
     weight_decay: NotNegative = option(0.0, "of optimizers that have one", taken("weight_decay"))
     schedule: str = option(
-        "constant", "the learning rate from round to round: cosine, 'step(every=30)', 'warmup(rounds=5, then=cosine)'"
+        "constant",
+        "the learning rate from round to round: cosine, 'exponential(decay=0.99)', 'warmup(rounds=5, then=cosine)'",
     )
-    decay: PositiveShare = option(0.998, "factor per round of the exponential schedule", DECAYING)
     clip_norm: NotNegative = option(0.0, "clip the norm of all gradients together; 0 does not")
 
     evaluate_every: Count = option(

@@ -234,8 +234,8 @@ def test_patience_is_the_server_s(tmp_path: Path) -> None:
     ("config", "sentence"),
     [
         ({"loss": "theirs"}, "There is no loss named 'theirs'"),
-        ({"loss": "focal(alpha='../secret')"}, "give a word of at most 40 letters"),
-        ({"loss": "focal(gamma=1e99)"}, "a number of at most"),
+        ({"loss": "cross-entropy(class_weights='../secret')"}, "give a word of at most 40 letters"),
+        ({"loss": "cross-entropy(label_smoothing=1e99)"}, "a number of at most"),
         ({"optimizer": "theirs"}, "There is no optimizer named 'theirs'"),
         ({"optimizer": "adam(betas=(2, 3))"}, "cannot take a step"),
         ({"schedule": "theirs"}, "There is no schedule named 'theirs'"),

@@ -59,7 +59,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "several methods": (lambda: on_tiny(method=["fedavg", "gn"]), "give a fedkeel.Method, or its name where"),
     "method objects": (lambda: on_tiny(method=[methods.build("gn")]), "'method' is a list: give a fedkeel.Method"),
     "a registry entry": (lambda: on_tiny(method=METHODS.entry("fedbn")), "give a fedkeel.Method, or its name"),
-    "a method's class": (lambda: on_tiny(method=type(methods.build("gn"))), "is the class GroupNorm: give a fedkeel.Method"),
+    "a method's class": (
+        lambda: on_tiny(method=type(methods.build("gn"))),
+        "is the class GroupNorm: give a fedkeel.Method",
+    ),
     "a number": (lambda: on_tiny(method=3), "'method' is 3: give a fedkeel.Method, or its name"),
     "the method first": (lambda: simulate("fedbn"), "The configuration 'fedbn' cannot be read"),
     "no such file": (lambda: simulate("none.toml"), "'none.toml' cannot be read"),

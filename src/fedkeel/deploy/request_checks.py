@@ -46,7 +46,7 @@ TAKEN = (
     *("rounds", "participation", "weighting", "stateless"),
     *("dp", "dp_clip", "dp_noise", "dp_delta"),
     *("local_epochs", "batch_size", "drop_last", "loss", "optimizer", "learning_rate", "momentum", "weight_decay"),
-    *("schedule", "decay", "clip_norm", "evaluate_with", "evaluation_batch", "seed", "precision", "checkpoint_every"),
+    *("schedule", "clip_norm", "evaluate_with", "evaluation_batch", "seed", "precision", "checkpoint_every"),
     *("metrics", "select_by", "site_images", "site_prior", "site_always"),
 )
 # What no honest server asks for: a site's policy need not say it.

@@ -23,7 +23,7 @@ from fedkeel.engine.executors.executor import EXECUTORS, Executor, choose_execut
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError
 from fedkeel.models.wrapped import refuse_lazy
-from fedkeel.spec import parse
+from fedkeel.spec import names, parse
 from fedkeel.trust import privacy
 from fedkeel.trust.rules import Rules
 
@@ -105,15 +105,9 @@ def prepare(
 
 
 def load_federation(config: Config) -> Federation:
-    spec = parse(config.data)
-    options = dict(spec.options)
-    if config.unseen:
-        options["unseen"] = [name.strip() for name in config.unseen.split(",") if name.strip()]
-    if config.subsample:
-        options["subsample"] = config.subsample
-    options.setdefault("partition", config.partition)
-    options.setdefault("seed", config.seed)
-    return data.load(spec.name, **options)
+    given = parse(config.data)
+    options = {"partition": config.partition, "unseen": names(config.unseen), "subsample": config.subsample or None}
+    return data.load(given.name, **{**options, "seed": config.seed, **given.options})
 
 
 def build_model(config: Config, federation: Federation, method: Composition, given: nn.Module | None) -> Classifier:

@@ -58,7 +58,6 @@ class Options(MachineOptions, total=False):
     momentum: float
     weight_decay: float
     schedule: str
-    decay: float
     clip_norm: float
     evaluate_every: int
     evaluate_with: Literal["global", "batch", "both", "site", "all"]
