@@ -121,8 +121,8 @@ def refuse_contradictions(config: Config, method: Composition) -> None:
         return
     if config.weighting != "uniform" or config.robust or config.min_clients > 1:
         raise FedkeelError(
-            "'dp=central' adds noise to the plain mean of equal clients, however many came: give '--weighting uniform', "
-            "and leave out 'robust' and 'min_clients'."
+            "'dp=central' adds noise to the mean of equal clients, however many came: give '--weighting uniform', and "
+            "leave out 'robust' and 'min_clients'."
         )
     for part in method.parts:
         looks = part.overrides("weights") and "central" not in part.traits.private

@@ -174,7 +174,7 @@ class Defence:
             made = [what for what in ("weights", "statistics") if what in part.traits.replaces and part.overrides(what)]
             if made or "shares" in part.traits.replaces:
                 raise MethodError(
-                    f"'{part.name}' makes the global model otherwise than from the clients' mean, which is what '{name}' "
+                    f"'{part.name}' makes the global model otherwise than from the clients' mean, which '{name}' "
                     "protects: choose 'krum' or 'multi-krum', or another method."
                 )
             if part.overrides("extras"):
