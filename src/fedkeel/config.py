@@ -23,7 +23,7 @@ else:
     import tomli as tomllib
 
 PYTHON_OBJECT = "(given in Python)"  # in place of a name
-RAY_OPTIONS = ("ray_address", "ray_cores", "ray_gpus", "ray_actors")
+RAY_OPTIONS = ("ray_address", "ray_cores", "ray_actors")
 # What does not change the result, and so may change when a run is resumed.
 MACHINE_OPTIONS = (
     *("executor", "workers", "threads", "device", "checkpoint_every"),
@@ -184,7 +184,6 @@ class Config:
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     ray_address: str = option("local", "cluster of ray: local (a new one), auto (of this machine) or HOST:PORT", ON_RAY)
     ray_cores: Number = option(0, "cores of each actor of ray on a CPU (0: one)", ON_RAY)
-    ray_gpus: PositiveShare = option(1.0, "share of a GPU that each actor of ray takes: with 0.5 two share one", ON_RAY)
     ray_actors: Number = option(0, "most actors of ray (0: as many as the cluster has room for)", ON_RAY)
     precision: Literal["float32", "tf32", "bf16"] = option("tf32", "arithmetic on a GPU: fewer bits are faster", ON_GPU)
     checkpoint_every: Count = option(1, "rounds between checkpoints; the last round has one in any case")

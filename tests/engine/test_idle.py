@@ -44,7 +44,6 @@ REFUSED: list[tuple[Options, Options, str, Options]] = [
     ({"record_every": 2}, NOTHING, "without --record", {"record": "fairness"}),
     ({"ray_address": "auto"}, NOTHING, "without --executor ray", {"executor": "ray"}),
     ({"ray_cores": 2}, {"executor": "serial"}, "without --executor ray", {"executor": "ray"}),
-    ({"ray_gpus": 0.5}, NOTHING, "without --executor ray", {"executor": "ray"}),
     ({"ray_actors": 2}, NOTHING, "without --executor ray", {"executor": "ray"}),
     ({"round_timeout": 5.0}, NOTHING, "without --executor ray or a network", {"executor": "ray"}),
     ({"workers": 2}, {"executor": "serial"}, "without --executor processes", {"executor": "processes"}),

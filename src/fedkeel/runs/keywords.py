@@ -26,7 +26,6 @@ class MachineOptions(TypedDict, total=False):
     device: str
     ray_address: str
     ray_cores: int
-    ray_gpus: float
     ray_actors: int
     checkpoint_every: int
 
