@@ -238,39 +238,6 @@ def make_environments(folder: Path) -> None:
         subprocess.run([*install, package, TORCH], check=True)
 
 
-# -- for `fedkeel bench` -----------------------------------------------------------------------------------------------
-CLIENTS, STEPS, ROUNDS = 10, 125, 20  # steps of a client in a round at batch 4; rounds of a whole command
-COMPARED = (  # what, seconds and ratio of it in the figures, how many rounds that is, and the ratio to reach
-    ("a round", "round_s", "ratio", 1, 1.5),
-    ("a round", "round_s", "ratio_of_round_s", 1, 2.0),
-    (f"{ROUNDS} rounds from the command line", "command_s", "ratio_of_command_s", ROUNDS, 4.0),
-)
-
-
-def compared(figures: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
-    """Ours against the fastest of the others, as the fields of a result of `fedkeel.experiments.bench`."""
-    results = []
-    for work, seconds, ratio, rounds, aim in COMPARED:
-        sides = {name: side for name, side in figures.items() if ratio in side}
-        if not sides:
-            continue
-        name, fastest = min(sides.items(), key=lambda side: side[1][ratio])
-        steps = CLIENTS * STEPS * rounds
-        results.append(
-            {
-                "work": work,
-                "other": name,
-                "ours": "fedkeel",
-                "other_speed": steps / fastest[seconds],
-                "our_speed": steps / figures["fedkeel"][seconds],
-                "ratio": fastest[ratio],
-                "ratios": [fastest.get("lowest", fastest[ratio]), fastest.get("highest", fastest[ratio])],
-                "aim": aim,
-            }
-        )
-    return results
-
-
 ROWS = {"step": step, "serial": serial, "usual": usual, "pfl": pfl, "flower": flower}
 
 
@@ -285,13 +252,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--environments", type=Path, default=HERE / ".environments")
     parser.add_argument("--make-environments", action="store_true")
-    parser.add_argument("--results", action="store_true", help="what 'fedkeel bench' asks for: few turns, batch 4")
-    parser.add_argument("--quick", action="store_true", help="with --results: only shows that it works")
     options = parser.parse_args()
-    if options.results:
-        options.batches, options.rounds, options.commands, options.repeats = [4], 1, 1, 3
-    if options.quick:
-        options.samples, options.repeats = 20, 1
     options.environments = options.environments.resolve()
     if options.make_environments:
         return make_environments(options.environments)
@@ -302,8 +263,6 @@ def main() -> None:
         for batch in options.batches:
             before = os.getloadavg()[0]
             measured = ROWS[row](batch, options)
-            for result in compared(measured) if options.results else ():
-                print(json.dumps(result), flush=True)
             for name, figures in measured.items():
                 rounded = {key: round(value, 3) for key, value in figures.items()}
                 print(json.dumps({"row": row, "batch": batch, "side": name, **rounded, "load": before}), flush=True)

@@ -2,7 +2,7 @@
 
     python benchmarks/kernels.py [kernel ...] [--row epoch] [--precisions tf32 bf16] [--cycles 5]
 
-One local epoch runs through the executor `cuda`, as in `fedkeel bench`, with the method that uses the kernel. The two
+One local epoch runs through the executor `cuda`, with the method that uses the kernel. The two
 sides are warm and take turns; the figures are their median milliseconds and the median of the ratios of neighbouring
 turns. Prints a Markdown table, the rows of docs/benchmarks.md.
 """
@@ -15,16 +15,16 @@ import sys
 from dataclasses import replace
 
 import torch
+from gpu import ROWS, Executed, Row, made_up
 
 from fedkeel.errors import unknown
-from fedkeel.experiments.bench import ROWS, Benchmark, Executed, made_up
 from fedkeel.nn import kernels
 
 USERS = {"standardise": "fedwon", "hybrid": "hbn", "paired": "greg"}
 HEADER = "| kernel | user | on, ms | off, ms | gain |\n|---|---|---:|---:|---:|"
 
 
-def compare(kernel: str, row: Benchmark, cycles: int) -> tuple[float, float, float]:
+def compare(kernel: str, row: Row, cycles: int) -> tuple[float, float, float]:
     """Milliseconds of a local epoch with the kernel and without, and the second over the first."""
     federation = made_up(row)
     on = Executed(row, federation, "cuda")
@@ -41,7 +41,7 @@ def compare(kernel: str, row: Benchmark, cycles: int) -> tuple[float, float, flo
     return with_it, without_it, statistics.median(second / first for first, second in turns)
 
 
-def line(kernel: str, row: Benchmark, measured: tuple[float, float, float]) -> str:
+def line(kernel: str, row: Row, measured: tuple[float, float, float]) -> str:
     on, off, gain = measured
     return f"| `{kernel}` | `{row.method}`, {row.work} | {on:.1f} | {off:.1f} | {gain:.2f} |"
 
@@ -49,7 +49,7 @@ def line(kernel: str, row: Benchmark, measured: tuple[float, float, float]) -> s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kernels", nargs="*", default=list(USERS), metavar="kernel", help=", ".join(USERS))
-    parser.add_argument("--row", default="epoch", help="a row of `fedkeel bench` (default: %(default)s)")
+    parser.add_argument("--row", default="epoch", help="a row of `gpu.py` (default: %(default)s)")
     parser.add_argument("--precisions", nargs="+", default=["tf32", "bf16"], help="default: tf32 bf16")
     parser.add_argument("--cycles", type=int, default=5, help="turns of each side (default: %(default)s)")
     options = parser.parse_args()

@@ -1,6 +1,6 @@
-"""Any method and executor on the GPU rows of `fedkeel bench`, each against the usual loop, as lines of JSON.
+"""Any method and executor on the GPU rows of `gpu.py`, each against the usual loop, as lines of JSON.
 
-    python benchmarks/slots.py [row ...] [--executors serial cuda] [--methods fedavg greg] [--compile]
+    python benchmarks/slots.py [row ...] [--executors serial cuda] [--methods fedavg greg]
 
 The usual loop is one client after another, eager PyTorch, data already on the GPU, the same model, batches and
 optimiser. Every figure is client-steps per second, measured after two warm-up rounds, with the GPU synchronised.
@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from gpu import ROWS, Executed, Row, UsualLoop, made_up
 
 from fedkeel.data.federation import Federation
-from fedkeel.experiments.bench import ROWS, Benchmark, Executed, UsualLoop, made_up
 
 
-def executor_speed(row: Benchmark, federation: Federation, executor: str, **options: Any) -> dict[str, float]:
+def executor_speed(row: Row, federation: Federation, executor: str, **options: Any) -> dict[str, float]:
     side = Executed(row, federation, executor, **options)
     speed = side.speed()
     side.close()
@@ -29,10 +29,9 @@ def executor_speed(row: Benchmark, federation: Federation, executor: str, **opti
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("rows", nargs="*", default=[name for name, row in ROWS.items() if row.group == "gpu"])
+    parser.add_argument("rows", nargs="*", default=list(ROWS))
     parser.add_argument("--executors", nargs="+", default=["cuda"])
     parser.add_argument("--methods", nargs="+", default=["fedavg"])
-    parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     print(json.dumps({"device": torch.cuda.get_device_name(0), "torch": torch.__version__}), flush=True)
     for name in options.rows:
@@ -42,7 +41,7 @@ def main() -> None:
         print(json.dumps({"row": name, "usual_loop": round(usual)}), flush=True)
         for method in options.methods:
             for executor in options.executors:
-                speed = executor_speed(replace(row, method=method), federation, executor, compile=options.compile)
+                speed = executor_speed(replace(row, method=method), federation, executor)
                 ratio = speed["steps_per_second"] / usual
                 print(
                     json.dumps(

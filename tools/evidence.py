@@ -42,10 +42,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ledger import Ledger, append, line_of, version_of
+
 from fedkeel import resume, simulate
 from fedkeel.config import Config, read_table
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.ledger import Ledger, line_of, version_of
 from fedkeel.experiments.recipes import Recipe, RecipeColumn, RecipeRow, load
 from fedkeel.experiments.reproduce import directory_name
 from fedkeel.experiments.request import select
@@ -88,7 +89,7 @@ class Cell:
     @property
     def key(self) -> tuple[Any, ...]:
         """With the hash of what is run and read: of another setting it is another."""
-        return *self.place, self.seed, self.tried, version_of(self.recipe, self.row, self.column, self.own)
+        return *self.place, self.seed, self.tried, version_of(self.recipe, self.row, self.column, **self.own)
 
     def directory(self, runs: Path) -> Path:
         return runs / directory_name(self.config()) / f"seed{self.seed}"
@@ -133,9 +134,8 @@ class Results:
             for line in map(json.loads, path.read_text().splitlines()):
                 key = (line["recipe"], line["row"], line["column"], line["seed"], True, line["version"])
                 self.validations[key] = line["validation"]
-        self.there = {
-            (*line.cell, line.seed, False, line.version) for line in self.ledger if line.is_whole and not line.doubt
-        } | {*self.validations}
+        lines = [line for line in self.ledger if line.rounds == line.of and not line.doubt]
+        self.there = {(*line.key, False, line.version) for line in lines} | {*self.validations}
         self.tried: dict[Place, list[Cell]] = {}
         for cell in listed:
             if cell.tried:
@@ -189,8 +189,7 @@ class Results:
         commit = begun_at(directory).read_text()
         self.there.add(cell.key)
         if not cell.tried:  # a rate that was chosen is the recipe's own as soon as that is written into it
-            line = line_of(cell.recipe, cell.row, cell.column, Run(directory), None)
-            self.ledger.add([replace(line, changes={}, version=cell.key[-1], commit=commit)])
+            self.ledger.add([line_of(cell.recipe, cell.row, cell.column, Run(directory), cell.key[-1], commit)])
             return
         summary: Mapping[str, Any] | None = Run(directory).summary if has_finished(directory) else None
         summary = summary or {"accuracy": 0.0, "seconds": 0.0}
@@ -198,9 +197,7 @@ class Results:
         entry = dict(zip(("recipe", "row", "column", "seed"), cell.key[:4], strict=True))
         entry |= {"learning_rate": cell.rate, "validation": accuracy, "seconds": round(summary["seconds"], 1)}
         path = self.folder / "tuning" / f"{cell.recipe.name.replace('/', '-')}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        with path.open("a") as file:
-            file.write(json.dumps({**entry, "version": cell.key[-1], "commit": commit}) + "\n")
+        append(path, {**entry, "version": cell.key[-1], "commit": commit})
 
 
 def begun_at(directory: Path) -> Path:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedkeel.experiments.ledger import Ledger
-from fedkeel.experiments.results_page import all_blocks, headlines
+from ledger import Ledger
+from results import claim_lines, tables_of
+
+from fedkeel.experiments.paper_table import markdown_table
 
 ROOT = Path(__file__).parents[1]
+HEADINGS = ["paper", "its claim", "published", "here, at the paper's size", "here, on two cores"]
 BEGIN, END = "<!-- rendered by tools/papers.py -->\n", "<!-- to here -->\n"
 
 
@@ -20,14 +23,14 @@ def rendered(text: str, ledger: Ledger) -> str:
     """The README with the table as it is now."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    blocks, _ = all_blocks(ledger)
-    return before + BEGIN + "\n" + "\n".join(headlines(blocks)) + "\n\n" + END + after
+    table = markdown_table(HEADINGS, claim_lines(tables_of(ledger)[0], headlines=True))
+    return before + BEGIN + "\n" + "\n".join(table) + "\n\n" + END + after
 
 
 def main() -> int:
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    new = rendered(text, Ledger(ROOT / "results"))
+    new = rendered(text, Ledger())
     if "--check" in sys.argv[1:]:
         return int(new != text)
     readme.write_text(new, encoding="utf-8")

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from fedkeel import methods
-from fedkeel.experiments.bench import ROWS
 from fedkeel.nn import kernels
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+from gpu import ROWS
 from kernels import HEADER, USERS, line
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kernels.py"

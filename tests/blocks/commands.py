@@ -27,7 +27,6 @@ from fedkeel.data.load import Cut
 from fedkeel.engine import checks
 from fedkeel.engine.executors.executor import choose_executor
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.bench import choose
 from fedkeel.experiments.recipes import load, matching
 from fedkeel.experiments.rows import SET_BY_COMPARISON, read_methods
 from fedkeel.models import MODELS, timm_models
@@ -101,8 +100,6 @@ def understand_fedkeel(words: list[str]) -> None:
     elif command == "reproduce":
         for word in arguments.recipes:
             assert [load(name) for name in matching(word)]
-    elif command == "bench":
-        choose(arguments.rows)
 
 
 @functools.cache
@@ -166,5 +163,5 @@ def run(command: str) -> None:
 
 def shortened(words: list[str]) -> list[str]:
     """Commands that take their time without any option to cut: the short form that each of them has."""
-    short = {"demo": ["--quick"], "bench": ["--quick", "--quiet"]}
+    short = {"demo": ["--quick"]}
     return [*words, *(flag for flag in short.get(words[0], ()) if flag not in words)] if words else words

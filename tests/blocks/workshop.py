@@ -1,7 +1,7 @@
 """Where the blocks are run: a folder with the things that pages speak of, and runs that are cut short.
 
 What a reader types is what is run, but for its size. Runs have two rounds, comparisons two seeds, clients few images;
-`demo` and `bench` get their `--quick`; clients run in this process. Nothing else is changed.
+`demo` gets its `--quick`; clients run in this process. Nothing else is changed.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class TestOptions:
         assert "(default: 30)" in text
         assert "local training:" in text
         assert "examples:" in text
-        commands = ["compare", "tune", "resume", "show", "demo", "list", "data", "data describe", "bench"]
+        commands = ["compare", "tune", "resume", "show", "demo", "list", "data", "data describe"]
         for command in commands:
             assert main([*command.split(), "--help"]) == 0
             assert "examples:" in capsys.readouterr().out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import signal
 import subprocess
@@ -11,27 +10,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
-import pytest
-
-from fedkeel.experiments.ledger import Ledger, version_of
 from fedkeel.experiments.recipes import parse
-from tests.experiments.lines import RECIPE
+from tests.tools.lines import RECIPE
+
+import evidence  # isort: skip
+from ledger import Ledger, version_of  # isort: skip
 
 TOOL = Path(__file__).parents[2] / "tools" / "evidence.py"
 ONE_ROW = 'rows = [{ label = "FedAvg", method = "fedavg" }]\n'
 LONG = RECIPE.partition("rows =")[0] + ONE_ROW + "[base]" + RECIPE.partition("[base]")[2].partition("[published]")[0]
-
-
-@pytest.fixture
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("evidence", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["evidence"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def start(
@@ -127,11 +115,11 @@ def test_a_run_that_was_ended_goes_on_and_one_of_another_commit_begins_anew(tmp_
     assert [(line.rounds, line.commit) for line in Ledger(tmp_path / "results")] == [(400, "def")]
 
 
-def test_nothing_runs_while_there_is_the_file(tmp_path: Path, tool: ModuleType) -> None:
+def test_nothing_runs_while_there_is_the_file(tmp_path: Path) -> None:
     (tmp_path / "PAUSE").touch()
     waiting = start(tmp_path, 'only = ["scan", "FedAvg"]\nseeds = [20]')
     time.sleep(1)
-    work = tool.Work(
+    work = evidence.Work(
         argparse.Namespace(results=tmp_path / "results", pause=tmp_path / "PAUSE", list=tmp_path / "list.toml")
     )
     child = subprocess.Popen(["sleep", "60"], process_group=0) if sys.version_info >= (3, 11) else None

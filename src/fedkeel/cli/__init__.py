@@ -43,8 +43,8 @@ EXAMPLES = """examples:
   fedkeel list methods                            what there is to choose from"""
 # The order in which a person meets them; others follow by name.
 ORDER = (
-    *("advise", "run", "compare", "tune", "resume", "demo", "reproduce", "results", "show", "data", "list"),
-    *("analyse", "report", "watch", "bench", "export", "calibrate", "server", "join"),
+    *("advise", "run", "compare", "tune", "resume", "demo", "reproduce", "show", "data", "list"),
+    *("analyse", "report", "watch", "export", "calibrate", "server", "join"),
 )
 
 

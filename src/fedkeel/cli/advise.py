@@ -1,6 +1,5 @@
 """Look at a federation before deciding on a method: how far its clients differ in labels and in look, what a pilot of
-FedAvg gets in a few rounds, which methods to try, whether to calibrate, and what is not known.
-Nothing is trained but the pilot, which is removed unless '--out' keeps it.
+FedAvg gets in a few rounds, which methods to try, and whether to calibrate. Nothing is trained but the pilot.
 
 examples:
   fedkeel advise --data digits-shift
@@ -8,9 +7,6 @@ examples:
   fedkeel advise --data cifar10 --partition 'dirichlet(alpha=0.1, clients=10)' --stateless --json
   fedkeel advise --data pacs --no-pilot                   what needs no training
 """
-
-import shlex
-from dataclasses import replace
 
 import fedkeel
 from fedkeel.cli.terminal.interrupts import interruptible
@@ -30,30 +26,19 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--no-pilot", action="store_true", help="train nothing: no accuracies, looks of the model as it begins"
     )
-    parser.add_argument("--out", metavar="DIR", help="keep the pilot's run directory there (default: it is removed)")
     parser.add_shared("--json", "--quiet", "--config", "--root", "--tolerate", "--import")
     parser.add_options({*option_names()}.difference(SET_BY_ADVICE))
 
 
 def run(arguments: Arguments) -> int:
-    for given, name in ((arguments.rounds, "--rounds"), (arguments.out, "--out")):
-        if arguments.no_pilot and given is not None:
-            raise FedkeelError(f"'{name} {given}' is of the pilot, and '--no-pilot' is given: keep one.")
+    if arguments.no_pilot and arguments.rounds is not None:
+        raise FedkeelError("'--rounds' is of the pilot, and '--no-pilot' is given: keep one.")
     options = given_options(arguments, SET_BY_ADVICE)
 
     from fedkeel.runs.progress import RunProgress
 
     with interruptible(), RunProgress(quiet=arguments.quiet) as progress:
-        advice = fedkeel.advise(
-            rounds=arguments.rounds or ROUNDS,
-            pilot=not arguments.no_pilot,
-            directory=arguments.out,
-            observer=progress,
-            verbose=False,
-            **options,
-        )
-    if arguments.imports:
-        code = shlex.join(word for file in arguments.imports for word in ("--import", file))
-        advice = replace(advice, next=[f"{command} {code}" for command in advice.next])
+        rounds, pilot = arguments.rounds or ROUNDS, not arguments.no_pilot
+        advice = fedkeel.advise(rounds=rounds, pilot=pilot, observer=progress, verbose=False, **options)
     show(advice.lines(), advice.to_dict(), as_json=arguments.json, soft_wrap=True)
     return 0

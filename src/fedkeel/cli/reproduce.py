@@ -7,24 +7,19 @@ examples:
   fedkeel reproduce fedwon/table1 --only FedBN FedWon Office-Caltech-10 --seeds 1
   fedkeel reproduce hbn/table6 --root ./data --scale 0.1       a quick look
   fedkeel reproduce hbn                                        all of a paper's tables and figures
-  fedkeel reproduce hbn/table1 --ledger                        keep the numbers: see 'fedkeel results'
-  fedkeel reproduce --missing --budget 25m                     what results/queue.toml still wants
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedkeel.cli.terminal.interrupts import interruptible
-from fedkeel.cli.terminal.output import Line, Table, duration, show
+from fedkeel.cli.terminal.output import Line, Table, show
 from fedkeel.cli.terminal.parsing import SEEDS, Arguments, Parser, given_options
-from fedkeel.config import MACHINE_OPTIONS, RAY_OPTIONS
+from fedkeel.config import RAY_OPTIONS
 from fedkeel.core.naming import visible
 from fedkeel.errors import FedkeelError
 
@@ -38,7 +33,7 @@ CHANGEABLE = (
     *RAY_OPTIONS,
 )
 
-OF_RUNS = ("only", "seeds", "markdown", "jobs", "out", "ledger", "missing", "queue", "budget", *CHANGEABLE)
+OF_RUNS = ("only", "seeds", "markdown", "jobs", "out", *CHANGEABLE)
 
 
 def add_arguments(parser: Parser) -> None:
@@ -55,15 +50,6 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
     parser.add_shared("--jobs")
     parser.add_argument("--out", metavar="DIR", help="where the run directories go (default: runs/reproduce)")
-    ledger = "also append every finished cell to the ledger in this folder (default: results)"
-    parser.add_argument("--ledger", nargs="?", const="results", metavar="DIR", help=ledger)
-    parser.add_argument("--missing", action="store_true", help="run what the ledger lacks of the queue, see --queue")
-    parser.add_argument(
-        "--queue", metavar="FILE", help="blocks in order of priority (default: queue.toml in the ledger)"
-    )
-    parser.add_argument(
-        "--budget", metavar="TIME", help="with --missing: stop in time, e.g. 25m; the next call goes on"
-    )
     parser.add_shared("--json", "--quiet", "--import")
     parser.add_options(CHANGEABLE, default="the recipe's")
 
@@ -72,11 +58,6 @@ def run(arguments: Arguments) -> int:
     if arguments.list:
         refuse_beside_list(arguments)
         return list_recipes(as_json=arguments.json)
-    if arguments.missing:
-        return run_queue(arguments)
-    for flag in ("queue", "budget"):
-        if getattr(arguments, flag) is not None:
-            raise FedkeelError(f"'--{flag}' is for a queue: give --missing too.")
     if arguments.markdown and arguments.json:
         raise FedkeelError("'--markdown' and '--json' are two ways to print the same: keep one.")
     if not arguments.recipes:
@@ -84,7 +65,7 @@ def run(arguments: Arguments) -> int:
     from fedkeel.experiments.recipes import load, matching
 
     recipes = [load(name) for name in dict.fromkeys(name for word in arguments.recipes for name in matching(word))]
-    options = {name: getattr(arguments, name) for name in ("only", "seeds", "jobs", "scale", "ledger")}
+    options = {name: getattr(arguments, name) for name in ("only", "seeds", "jobs", "scale")}
     options |= {"root": arguments.data_sets, **given_options(arguments)}
 
     from fedkeel.experiments.progress import ComparisonProgress
@@ -106,44 +87,6 @@ def run(arguments: Arguments) -> int:
             for sentence in (*result.skipped, *failures):
                 print(f"fedkeel: {visible(sentence)}", file=sys.stderr)
     return 1 if any(result.missing for result in results) else 0
-
-
-def run_queue(arguments: Arguments) -> int:
-    given = given_options(arguments)
-    own = {name: getattr(arguments, name) for name in ("recipes", "only", "seeds", "markdown")}
-    own |= {"scale": arguments.scale != 1, **{name: True for name in given if name not in MACHINE_OPTIONS}}
-    if wrong := next((name for name, value in own.items() if value), ""):
-        raise FedkeelError(f"'--missing' takes its cells from the queue, with their options: leave '{wrong}' out.")
-    began = time.monotonic()  # before anything heavy is imported: a budget is for all of it
-
-    from fedkeel.experiments import ledger, queue
-
-    folder = Path(arguments.ledger or ledger.PLACE)
-    blocks = queue.read_queue(arguments.queue or folder / queue.FILE)
-    budget = None if arguments.budget is None else queue.read_seconds(arguments.budget)
-
-    from fedkeel.experiments.progress import ComparisonProgress
-    from fedkeel.experiments.request import PLACE, Request
-
-    with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
-        request = Request(
-            root=arguments.data_sets,
-            directory=arguments.out or PLACE,
-            jobs=arguments.jobs,
-            observer=progress,
-            ledger=folder,
-            changes=given,
-        )
-        left = None if budget is None else budget - (time.monotonic() - began)
-        done = queue.work(blocks, request, left)
-    known = "" if done.seconds_left is None else f", whose times add up to {duration(done.seconds_left)}"
-    unseen = f", and {done.blocks_left} blocks that were not looked into yet" if done.blocks_left else ""
-    rest = f"{done.left} runs are left{known}{unseen}: the same command goes on."
-    rest = rest if done.left or done.blocks_left else "Nothing of the queue is left."
-    show([f"{done.written} cells are new in {folder}/. {rest}"], asdict(done), as_json=arguments.json)
-    for sentence in (*done.skipped, *(f"{name} failed: {why}" for name, why in done.failures.items())):
-        print(f"fedkeel: {visible(sentence)}", file=sys.stderr)
-    return 1 if done.failures else 0
 
 
 def read_scale(text: str) -> float:

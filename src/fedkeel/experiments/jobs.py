@@ -105,14 +105,9 @@ class Waiting(Protocol):
     def next(self) -> Job: ...
 
 
-def run_all(
-    todo: Sequence[Job], processes: int, observer: JobsObserver, fits: Callable[[Job], bool] = lambda _: True
-) -> dict[Job, str]:
-    """Run the jobs; returns what went wrong with those that failed. Raises `Stopped` when asked to stop.
-
-    In their order, but for those that do not fit into the time that is left: they wait as long as others do.
-    """
-    return run_waiting(_Waiting(todo, fits), todo, processes, observer)
+def run_all(todo: Sequence[Job], processes: int, observer: JobsObserver) -> dict[Job, str]:
+    """Run the jobs; returns what went wrong with those that failed. Raises `Stopped` when asked to stop."""
+    return run_waiting(_Waiting(todo), todo, processes, observer)
 
 
 def run_waiting(waiting: Waiting, like: Sequence[Job], processes: int, observer: JobsObserver) -> dict[Job, str]:
@@ -146,16 +141,14 @@ def _run_here(waiting: Waiting, observer: JobsObserver) -> dict[Job, str]:
 
 
 class _Waiting:
-    def __init__(self, todo: Sequence[Job], fits: Callable[[Job], bool]) -> None:
-        self._jobs, self._fits = list(todo), fits
+    def __init__(self, todo: Sequence[Job]) -> None:
+        self._jobs = list(todo)
 
     def __bool__(self) -> bool:
         return bool(self._jobs)
 
     def next(self) -> Job:
-        job = next((job for job in self._jobs if self._fits(job)), self._jobs[0])
-        self._jobs.remove(job)
-        return job
+        return self._jobs.pop(0)
 
 
 def uses_gpu(configs: Iterable[Config]) -> bool:

@@ -9,7 +9,7 @@ never run again, also where another column or another table asks for the same on
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import product
@@ -28,8 +28,7 @@ from fedkeel.data.load import refuse_missing
 from fedkeel.engine.idle import settled
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.experiments.comparison import choose_jobs
-from fedkeel.experiments.jobs import Job, JobsObserver, JobsObservers, beside_others, run_all
-from fedkeel.experiments.ledger import Ledger, Line, line_of
+from fedkeel.experiments.jobs import Job, JobsObserver, beside_others, run_all
 from fedkeel.experiments.paper_table import PaperCell, Reproduction, derived
 from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, RecipeColumn, RecipeRow, load
 from fedkeel.experiments.request import Request, choose_seeds, data_at, select
@@ -78,32 +77,10 @@ def reproduce_all(names: Sequence[str | Recipe], **options: Any) -> list[Reprodu
         if not all(has_finished(job.directory) for job in jobs):
             with explained(directory):  # told once, and not by each of the runs
                 directory.mkdir(parents=True, exist_ok=True)
-        observer = request.observer or JobsObserver()
-        bookkeeper = Bookkeeper(tables, Ledger(request.ledger)) if request.ledger is not None else None
-        failures = run_missing(jobs, request.jobs, JobsObservers([observer, bookkeeper]) if bookkeeper else observer)
+        failures = run_missing(jobs, request.jobs, request.observer or JobsObserver())
         for table in tables:
             table.diagnose()
-        if bookkeeper:
-            bookkeeper.write_all()
     return [table.reproduction(failures) for table in tables]
-
-
-class Bookkeeper(JobsObserver):
-    """Writes what is finished into a ledger, at once."""
-
-    def __init__(self, tables: Sequence[TableRuns], ledger: Ledger) -> None:
-        self.tables, self.ledger = tables, ledger
-        self.written = 0  # lines
-
-    def job_finished(self, job: Job, problem: str) -> None:
-        if not problem:
-            self.written += self.ledger.add(line for table in self.tables for line in table.lines(job.directory))
-
-    def write_all(self) -> None:
-        """Also what was finished before, and what only a diagnostic knows."""
-        for job in {job.directory: job for table in self.tables for job in table.jobs}.values():
-            if has_finished(job.directory):
-                self.job_finished(job, "")
 
 
 class TableRuns:
@@ -167,21 +144,6 @@ class TableRuns:
                         analysis.run(name, run)
                     except FedkeelError as error:
                         self.skipped[f"The diagnostic '{name}' is not shown: {error}"] = None
-
-    def lines(self, directory: Path) -> Iterator[Line]:
-        """What the ledger has of a finished run: a line for each cell that reads it."""
-        run = Run(directory)
-        for row, column in self.recipe.cells():
-            if self.runs.get((row.label, column.name)) == directory.parent:
-                reading = self.recipe.reading(row, column)
-                number = read(run, reading) if reading.get("read") in (*DIAGNOSTICS, "seconds") else None
-                line = line_of(self.recipe, row, column, run, number)
-                if line.value is not None:
-                    yield line
-
-    def is_outdated(self, directory: Path) -> bool:
-        """Whether a finished run is of other code than there is now, and so becomes no line."""
-        return any(not line.signature for line in self.lines(directory))
 
     def reproduction(self, failures: Mapping[Path, str]) -> Reproduction:
         """Every cell that was asked for, in the order of the table."""
@@ -248,9 +210,7 @@ def refuse_unusable(config: Config, checked: dict[str, FedkeelError | None]) -> 
         raise problem
 
 
-def run_missing(
-    planned: Sequence[Job], jobs: int | None, observer: JobsObserver, fits: Callable[[Job], bool] = lambda _: True
-) -> dict[Path, str]:
+def run_missing(planned: Sequence[Job], jobs: int | None, observer: JobsObserver) -> dict[Path, str]:
     """Run what is not finished; returns why a run failed, by its directory."""
     planned = list({job.directory: job for job in reversed(planned)}.values())[::-1]  # two recipes may need one run
     finished = [job for job in planned if has_finished(job.directory)]
@@ -262,7 +222,7 @@ def run_missing(
     observer.planned(planned, finished)
     if processes > 1:
         todo = [replace(job, config=beside_others(job.config)) for job in todo]
-    failures = run_all(todo, min(processes, len(todo)), observer, fits)
+    failures = run_all(todo, min(processes, len(todo)), observer)
     return {job.directory: problem for job, problem in failures.items()}
 
 
@@ -279,8 +239,9 @@ def tell_of_other_code(finished: Sequence[Job], note: Callable[[str], None]) -> 
             note(f"'{job.directory}' is used again, though the code of {what} has changed: remove it to train anew.")
 
 
-def read(run: Run, reading: Mapping[str, str]) -> float | None:
-    """The number of a finished run that a cell shows: accuracies in %, times in seconds."""
+def read(run: Run, reading: Mapping[str, str], rule: str | None = None) -> float | None:
+    """The number of a finished run that a cell shows: accuracies in %, times in seconds. `rule`: another than the
+    run's."""
     kind = reading.get("read", "accuracy")
     if kind in DIAGNOSTICS:
         path = run.directory / FOLDER / f"{kind}.json"
@@ -289,8 +250,8 @@ def read(run: Run, reading: Mapping[str, str]) -> float | None:
     if kind == "seconds":
         return epoch_seconds(run)
     summary: dict[str, Any] = run.summary or {}
-    if "statistics" in reading:
-        summary = summarise_run(run, summary["unseen_domains"], reading["statistics"])
+    if "statistics" in reading or rule:
+        summary = summarise_run(run, summary["unseen_domains"], reading.get("statistics"), rule)
     if "domain" in reading:
         domain, there = reading["domain"], summary["domains"]
         if domain not in there:

@@ -29,7 +29,6 @@ class Request:
     directory: str | Path = PLACE  # of the run directories
     jobs: int | None = None  # runs at the same time, as in `compare`
     observer: JobsObserver | None = None  # is told how it is going
-    ledger: str | Path | None = None  # the folder in which every finished cell becomes a line, see `ledger`
     changes: Mapping[str, Any] = field(default_factory=dict)  # options of all runs in place of the recipe's
 
     def __post_init__(self) -> None:

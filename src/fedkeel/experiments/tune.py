@@ -32,9 +32,8 @@ from fedkeel.experiments.comparison import (
 from fedkeel.experiments.jobs import JobsObserver, beside_others, run_waiting
 from fedkeel.experiments.objects import read_objects
 from fedkeel.experiments.progress import watched
-from fedkeel.experiments.queue import alone
 from fedkeel.experiments.rows import own_options, read_seeds
-from fedkeel.experiments.tune_search import MethodSearch, Search, quiet_optuna, require_optuna, storage_in
+from fedkeel.experiments.tune_search import MethodSearch, Search, alone, quiet_optuna, require_optuna, storage_in
 from fedkeel.experiments.tune_space import Choices, Space, configured, read_space, row_label, spaces_of, usual_space
 from fedkeel.files import explained, write_atomically
 from fedkeel.options import as_path, described
@@ -177,7 +176,7 @@ def tune(
         folder = plan.free_folder() if directory is None else as_path(directory)
         plan.refuse_other_search(folder)
         plan.check()
-        with alone(folder, "search"):
+        with alone(folder):
             searches = plan.search(folder, processes, observer)
             best = {row_label(m.label, configs[m.label], m.chosen()): m for m in searches}
             chosen = {label: without_idle(configured(configs[m.label], m.chosen())) for label, m in best.items()}

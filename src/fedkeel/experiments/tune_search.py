@@ -20,6 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from fedkeel import seeds
 from fedkeel.config import Config
 from fedkeel.core.naming import slug
@@ -77,6 +79,18 @@ def storage_in(folder: Path) -> Any:
         return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
     except (ValueError, KeyError, TypeError) as error:
         raise FedkeelError(f"'{folder / JOURNAL}' is damaged ({error}): choose another directory.") from error
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One search at a time in a folder."""
+    with explained(folder, ""):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / "tuning.lock", timeout=0):
+            yield
+    except Timeout:
+        raise FedkeelError(f"Another search is at work in '{folder}': wait until it is over.") from None
 
 
 # -- one method -------------------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-CLAIMS = "claims.toml"  # beside the recipes of a paper, see `fedkeel.experiments.claims`
 PAPERS = {"greg": "GReg", "hbn": "HBN", "fedwon": "FedWon", "fedcoda": "FedCoda", "univarfl": "UniVarFL"}
 PAPERS |= {"fedkeel": "Fedkeel"}  # what is ours and no paper's
 
@@ -167,7 +166,7 @@ def names() -> list[str]:
         f"{paper}/{file.name.removesuffix('.toml')}"
         for paper in PAPERS
         for file in resources.files(__name__).joinpath(paper).iterdir()
-        if file.name.endswith(".toml") and file.name != CLAIMS
+        if file.name.endswith(".toml")
     ]
     return sorted(found, key=_in_order)
 

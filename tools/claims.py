@@ -1,6 +1,6 @@
 """What the papers claim, as data, and whether it holds here.
 
-    [[claim]]                                   # recipes/<paper>/claims.toml
+    [[claim]]                                   # results/claims/<paper>.toml
     says = "HBN is ahead of batch norm under label shift."
     recipe = "hbn/table1"                       # or several: each gets a verdict of its own
     row = "HBN"
@@ -21,24 +21,19 @@ it is behind, and is undecided else. Columns with too few seeds wait until they 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from importlib import resources
 from statistics import fmean
 from typing import Any
 
-from fedkeel.errors import FedkeelError, nearest
-from fedkeel.experiments import recipes
+from ledger import RESULTS
+
+from fedkeel.config import read_table
+from fedkeel.errors import FedkeelError
 from fedkeel.experiments.difference import AHEAD, BEHIND, FEWEST, Difference
 from fedkeel.experiments.paper_table import Cells
 from fedkeel.experiments.recipes import Recipe
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ZERO = "zero"  # in the place of another row
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
@@ -61,12 +56,9 @@ class Claim:
     headline: bool = False
 
     def chosen(self, recipe: Recipe, patterns: Sequence[str]) -> list[str]:
-        named = [
-            column.name
-            for column in recipe.columns
-            if not column.average
-            if any(fnmatchcase(name, pattern) for name in (column.name, column.group) for pattern in patterns)
-        ]
+        """The columns that the patterns name."""
+        columns = [column for column in recipe.columns if not column.average]
+        named = [c.name for c in columns if any(fnmatchcase(n, p) for n in (c.name, c.group) for p in patterns)]
         if not named:
             raise FedkeelError(f"'{self.says}' is of {', '.join(patterns)}, no column of '{recipe.name}'.")
         return named
@@ -107,25 +99,17 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """Ahead of each: holds. Behind one: does not."""
         return self.decisive.verdict
 
 
 def claims_of(paper: str) -> list[Claim]:
     """Those of one paper, in its order; every recipe that a claim names makes one."""
-    text = resources.files(recipes.__name__).joinpath(paper, "claims.toml").read_text(encoding="utf-8")
-    return [claim for entry in tomllib.loads(text).get("claim", ()) for claim in read_claim(entry, paper)]
+    table, _ = read_table(RESULTS / "claims" / f"{paper}.toml", "list of claims")
+    return [claim for entry in table["claim"] for claim in read_claim(entry)]
 
 
-def read_claim(entry: Mapping[str, Any], paper: str) -> list[Claim]:
-    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-    keys = [field.name for field in fields(Claim)]
-    for key in given:
-        if key not in keys:
-            raise FedkeelError(f"A claim of '{paper}' has no '{key}': {nearest(key, keys)}")
-    for key in ("says", "recipe", "row", "over"):
-        if not given.get(key):
-            raise FedkeelError(f"A claim of '{paper}' lacks '{key}': it has {', '.join(given) or 'nothing'}.")
+def read_claim(entry: Mapping[str, Any]) -> list[Claim]:
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
     named = given.pop("recipe")
     return [Claim(recipe=recipe, **given) for recipe in ([named] if isinstance(named, str) else named)]
 
@@ -133,10 +117,9 @@ def read_claim(entry: Mapping[str, Any], paper: str) -> list[Claim]:
 def judge(claim: Claim, recipe: Recipe, cells: Cells) -> Verdict:
     """Over the columns in which both rows have been run, with the seeds that they have in all of these; where there are
     columns with enough seeds for a verdict, over these alone."""
-    labels = [row.label for row in recipe.rows]
     for label in (claim.row, *claim.over):
-        if label not in (*labels, ZERO):
-            raise FedkeelError(f"'{claim.says}' is of '{label}', no row of '{recipe.name}': {nearest(label, labels)}")
+        if label not in (*(row.label for row in recipe.rows), ZERO):
+            raise FedkeelError(f"'{claim.says}' is of '{label}', no row of '{recipe.name}'.")
     return Verdict(claim, tuple(_difference(claim, other, recipe, cells) for other in claim.over))
 
 

@@ -1,10 +1,15 @@
 """Lines of a ledger, by hand, for a small recipe."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from fedkeel.experiments.ledger import Line, signature_now, version_of
 from fedkeel.experiments.recipes import Recipe, parse
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+
+from ledger import Line, version_of
 
 RECIPE = """
 paper = "HBN"
@@ -49,9 +54,7 @@ def line(row: str, column: str, seed: int, value: float, recipe: Recipe | None =
         of=config.rounds,
         rule="last",
         results={"last": value, "best-round": value + 1},
-        method=config.method,
-        version=version_of(recipe, *place, other.get("changes")),
-        signature=signature_now(config.method, config.model),
+        version=version_of(recipe, *place),
         seconds=10.0,
         device="a card",
         torch="2",

@@ -6,10 +6,11 @@ import statistics
 import pytest
 
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.claims import Claim, claims_of, judge, read_claim
 from fedkeel.experiments.recipes import PAPERS, load, parse
 from fedkeel.methods import build
-from tests.experiments.lines import small
+from tests.tools.lines import small
+
+from claims import Claim, claims_of, judge  # isort: skip
 
 CLAIM = Claim(says="Groups are better.", recipe="small", row="GN", over=("FedAvg",))
 
@@ -157,17 +158,3 @@ def test_no_verdict_rests_on_a_moving_average_that_is_still_where_it_began() -> 
                 judged += 1
                 assert (1 - build(config.method).momentum) ** config.rounds < 0.01, claim.recipe
     assert judged >= 2
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"collumns": ["a"]}, "A claim of 'hbn' has no 'collumns': did you mean 'columns'?"),
-        ({"over": []}, "A claim of 'hbn' lacks 'over': it has says, recipe, row, over."),
-    ],
-)
-def test_a_claim_that_is_none(change: dict[str, object], told: str) -> None:
-    entry = {"says": "Better.", "recipe": "hbn/table1", "row": "HBN", "over": ["BN"]}
-    with pytest.raises(FedkeelError) as caught:
-        read_claim(entry | change, "hbn")
-    assert str(caught.value) == told

@@ -1,27 +1,30 @@
-"""How far clients' data lie apart, in labels and in look, beyond what chance alone gives, as pure functions of tensors.
+"""How far clients' data lie apart, in labels and in look, beyond what chance alone gives.
 
-| function | what | chance |
-|---|---|---|
-| `label_distance` | how far a client's shares of the classes lie from those of all | samples dealt anew |
-| `look_distance` | how far a class at a client looks from that class at all | samples of a class dealt anew |
-| `above_chance` | either of them | so many deals |
-
-Dealt anew are the clients: who has which sample. The second deal leaves each client the labels it has. So a look that
-comes with the labels is in the chance too, and what is above it is the look alone; of a class that one client has to
-itself nothing can be said.
+Chance is what is left when the samples are dealt to the clients anew: for looks within each class, which leaves every
+client the labels it has. So a look that comes with the labels is in the chance too, and what is above it is the look
+alone; of a class that one client has to itself nothing can be said.
 
 Symbols: N samples, K clients, C classes, d numbers that were measured of a sample.
 """
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from fedkeel import seeds
+from fedkeel.analysis.snapshot import some_clients
+from fedkeel.data.federation import Federation
+from fedkeel.engine.batches import middle
+from fedkeel.nn.calibration import normalised_layers
+
+MOST_IMAGES, AT_ONCE = 4000, 256  # that are looked at, of all clients together
 
 
-class AboveChance(NamedTuple):
+@dataclass(frozen=True)
+class AboveChance:
     """A distance beside what chance gives; made by `above_chance`, which has an example.
 
     Attributes:
@@ -53,8 +56,6 @@ def label_distance(labels: Tensor, clients: Tensor) -> Tensor:
 
     >>> label_distance(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 1])).item()
     0.5
-    >>> label_distance(torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1])).item()
-    0.0
     """
     classes = int(labels.max()) + 1
     counts = torch.bincount(clients * classes + labels, minlength=(int(clients.max()) + 1) * classes)
@@ -68,11 +69,8 @@ def within_classes(values: Tensor, labels: Tensor) -> Tensor:
 
     Numbers that do not vary within the classes are left out.
 
-    >>> within_classes(torch.tensor([[1.0, 5.0], [3.0, 5.0], [7.0, 6.0], [9.0, 6.0]]), torch.tensor([0, 0, 1, 1]))
-    tensor([[-1.],
-            [ 1.],
-            [-1.],
-            [ 1.]], dtype=torch.float64)
+    >>> within_classes(torch.tensor([[1.0, 5.0], [3.0, 5.0], [7.0, 6.0], [9.0, 6.0]]), torch.tensor([0, 0, 1, 1])).T
+    tensor([[-1.,  1., -1.,  1.]], dtype=torch.float64)
     """
     values = values.double()
     residuals = values - _means(values, labels)[labels]
@@ -95,8 +93,6 @@ def look_distance(residuals: Tensor, labels: Tensor, clients: Tensor) -> Tensor:
     >>> residuals, one_class = torch.tensor([[-1.0], [-1.0], [1.0], [1.0]]), torch.zeros(4, dtype=torch.int64)
     >>> look_distance(residuals, one_class, torch.tensor([0, 0, 1, 1])).item()
     1.0
-    >>> look_distance(residuals, one_class, torch.tensor([0, 1, 0, 1])).item()
-    0.0
     """
     cells = clients * (int(labels.max()) + 1) + labels
     total = residuals.square().sum().clamp_min(1e-12)
@@ -148,3 +144,49 @@ def _means(values: Tensor, groups: Tensor) -> Tensor:
     """By group: (N, d) and (N,) -> (groups, d)."""
     sums = values.new_zeros(int(groups.max()) + 1, values.shape[1]).index_add_(0, groups, values)
     return sums / torch.bincount(groups, minlength=len(sums)).clamp_min(1)[:, None]
+
+
+# -- of a federation -------------------------------------------------------------------------------------------------
+def distances(federation: Federation, model: nn.Module, seed: int) -> tuple[AboveChance, AboveChance | None]:
+    """Of labels, and of looks."""
+    clients = some_clients(federation, seed)
+    owners = torch.repeat_interleave(torch.arange(len(clients)), torch.tensor([client.samples for client in clients]))
+    images = torch.cat([client.train for client in clients])
+    labels, one = federation.labels[images], torch.zeros_like(owners)
+    deal = seeds.generator(seed, "deals of labels")
+    apart = above_chance(lambda dealt: label_distance(labels, dealt), owners, one, deal)
+    parts = []
+    for number, client in enumerate(clients):
+        order = torch.randperm(client.samples, generator=seeds.generator(seed, "looks", client.name))
+        parts.append((owners == number).nonzero().flatten()[order[: max(1, MOST_IMAGES // len(clients))]])
+    chosen = torch.cat(parts)
+    chosen = chosen[shared_classes(labels[chosen], owners[chosen])]
+    if not len(chosen):
+        return apart, None
+    classes = labels[chosen]
+    residuals = within_classes(moments(federation, images[chosen], model), classes)
+    deal = seeds.generator(seed, "deals of looks")
+    return apart, above_chance(lambda dealt: look_distance(residuals, classes, dealt), owners[chosen], classes, deal)
+
+
+@torch.no_grad()
+def moments(federation: Federation, images: Tensor, model: nn.Module) -> Tensor:
+    """What the first batch norm would see of an image, or the image itself where there is none: by channel its mean,
+    and its second moment about the mean of all. (N,) -> (N, 2 channels)."""
+    norm = next(iter(normalised_layers(model).values()), None)
+    means, squares, seen = list[Tensor](), list[Tensor](), list[Tensor]()
+    hook = norm.register_forward_pre_hook(lambda _, given: seen.append(given[0])) if norm is not None else None
+    for some in torch.split(images, AT_ONCE):
+        x = federation.test_transform(federation.images[some], middle(len(some), federation.test_transform))
+        if norm is not None:
+            model(x)
+            x = seen[0]
+            seen.clear()
+        x = x.double().flatten(2) if x.ndim > 2 else x.double().unsqueeze(2)
+        means.append(x.mean(2))
+        squares.append(x.square().mean(2))
+    if hook is not None:
+        hook.remove()
+    mean, square = torch.cat(means), torch.cat(squares)
+    common = mean.mean(0)
+    return torch.cat([mean, square - 2 * mean * common + common.square()], dim=1)

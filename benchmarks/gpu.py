@@ -1,38 +1,77 @@
-"""What is timed. The two sides of a row, the usual loop and Fedkeel's executors, train the same clients with the same
-network, batches, augmentation and optimizer, and say how many client-steps a second that was. A whole experiment is
-HBN's CIFAR-10 cell: 100 clients, 10 a round, batch 4, evaluation every 10 rounds."""
+"""The rows of docs/benchmarks.md on one GPU, and the two sides that take turns in each: the usual loop and Fedkeel's
+executors train the same clients with the same network, made-up images, batches, augmentation and optimiser, and say
+how many client-steps a second that was."""
 
-import tempfile
+from __future__ import annotations
+
 import time
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedkeel import data
 from fedkeel.config import Config
 from fedkeel.core.messages import Broadcast, Missing
-from fedkeel.data.federation import Client, Federation
+from fedkeel.data.federation import Client, Federation, no_indices
+from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.setup import prepare
 from fedkeel.engine.tasks import Task
 from fedkeel.errors import TrainingError
-from fedkeel.experiments.bench.rows import AUGMENTATION, Benchmark
-from fedkeel.observer import Observer
-from fedkeel.runs.timing import read_timing
-from fedkeel.simulation import simulate
-from fedkeel.stopping import Stopped, stop_requested
 
-PARTITION = "dirichlet(alpha=0.6, clients=100, minimum=1)"
-CELL = Config(model="simple_cnn", participation=0.1, batch_size=4, momentum=0.9, clip_norm=10.0, evaluate_every=10)
-CELL = CELL.replace(schedule="exponential", evaluation_batch=2000, checkpoint_every=50)
+AUGMENTATION = "crop(padding=4)+flip+normalise(like=cifar10)"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table."""
+
+    model: str
+    pixels: int
+    batch: int
+    clients: int
+    steps: int  # per client and round
+    rounds: int  # that are timed, after those that warm up
+    precision: str = "tf32"
+    method: str = "fedavg"
+    device: str = "cuda"
+
+    @property
+    def work(self) -> str:
+        clients = "one client" if self.clients == 1 else f"{self.clients} clients"
+        return f"{self.model}, {self.pixels} px, batch {self.batch}, {clients}, {self.precision}"
+
+
+EPOCH = Row("resnet18", 224, 16, 1, 36, 5)  # the setting of GReg's Table 10
+ROWS = {
+    "small10": Row("simple_cnn", 32, 4, 10, 125, 4),
+    "small100": Row("simple_cnn", 32, 4, 100, 125, 2),
+    "resnet32": Row("resnet18", 32, 64, 10, 16, 5),
+    "resnet32-bf16": Row("resnet18", 32, 64, 10, 16, 5, precision="bf16"),
+    "resnet32small": Row("resnet18(stem=small)", 32, 64, 10, 16, 3, precision="bf16"),
+    "resnet224": Row("resnet18", 224, 16, 4, 36, 5, precision="bf16"),
+    "epoch": EPOCH,
+    "epoch-bf16": replace(EPOCH, precision="bf16"),
+}
 CLIENTS_OF_USUAL_LOOP = 10  # of more, one takes as long as another
 
 
-def device_of(row: Benchmark) -> torch.device:
-    return torch.device("cpu" if row.group == "cpu" else "cuda")
+def made_up(row: Row) -> Federation:
+    """Random images: speed does not depend on what is in them."""
+    per_client = row.batch * row.steps
+    generator = torch.Generator().manual_seed(0)
+    total = per_client * row.clients
+    shape = (min(total, 20_000), 3, row.pixels, row.pixels)
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, 10, (len(images),), generator=generator)
+    places, test = torch.arange(total) % len(images), torch.arange(min(64, len(images)))
+    clients = tuple(
+        Client(f"c{i:04d}", "made-up", places[i * per_client : (i + 1) * per_client], no_indices(), test)
+        for i in range(row.clients)
+    )
+    augmentation = AUGMENTATION if row.pixels == 32 else "flip+normalise(like=imagenet)"
+    transforms = parse_transforms(augmentation), parse_transforms("normalise(like=cifar10)")
+    return Federation("made-up", images, labels, tuple("0123456789"), clients, *transforms)
 
 
 def synchronise(device: torch.device) -> None:
@@ -40,11 +79,11 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def configured(row: Benchmark, executor: str, **options: Any) -> Config:
+def configured(row: Row, executor: str, **options: Any) -> Config:
     """The options of a run that does the row's work."""
     work = Config(model=row.model, method=row.method, batch_size=row.batch, momentum=0.9)
     # Random labels: nothing can be learned, and nothing shall explode.
-    work = work.replace(learning_rate=1e-4, rounds=1000, executor=executor, device=device_of(row).type)
+    work = work.replace(learning_rate=1e-4, rounds=1000, executor=executor, device=row.device)
     return work.replace(**{"precision": row.precision, **options})
 
 
@@ -53,8 +92,8 @@ class UsualLoop:
 
     name = "usual loop"
 
-    def __init__(self, row: Benchmark, federation: Federation) -> None:
-        self.row, self.federation, self.device = row, federation, device_of(row)
+    def __init__(self, row: Row, federation: Federation) -> None:
+        self.row, self.federation, self.device = row, federation, torch.device(row.device)
         config = configured(row, "serial", method="fedavg", precision="tf32")
         self.model = prepare(config, federation=federation).worker.model
         self.images, self.labels = federation.images.to(self.device), federation.labels.to(self.device)
@@ -84,13 +123,11 @@ class UsualLoop:
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         order = client.train[torch.randperm(len(client.train))].to(device)
         for i in range(0, len(order), size):
-            if stop_requested.is_set():
-                raise Stopped
             batch = order[i : i + size]
             x = transform(self.images[batch], torch.rand(len(batch), transform.draws, device=device))
             loss = F.cross_entropy(self.model(x).logits, self.labels[batch])
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
 
     def close(self) -> None: ...
@@ -99,8 +136,8 @@ class UsualLoop:
 class Executed:
     """The same clients by one of Fedkeel's executors, when it has tried out what is fastest."""
 
-    def __init__(self, row: Benchmark, federation: Federation, executor: str, **options: Any) -> None:
-        self.row, self.name, self.device = row, executor, device_of(row)
+    def __init__(self, row: Row, federation: Federation, executor: str, **options: Any) -> None:
+        self.row, self.name, self.device = row, executor, torch.device(row.device)
         self.setup = prepare(configured(row, executor, **options), federation=federation)
         self._executor = self.setup.executor()
         self._broadcast = self.present(0)
@@ -139,49 +176,3 @@ class Executed:
         del self._executor, self.setup, self._broadcast
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-# -- a whole experiment ----------------------------------------------------------------------------------------------
-def random_cifar(folder: Path, images: int) -> Federation:
-    """Random images of CIFAR-10's shapes and numbers, cut as the cell cuts it: time does not depend on the images."""
-    generator = np.random.default_rng(0)
-    arrays = {}
-    for ending, count in (("", images), ("_test", images // 5)):
-        arrays[f"x_cifar10{ending}"] = generator.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
-        arrays[f"y_cifar10{ending}"] = np.repeat(np.arange(10), count // 10)
-    np.savez(folder / "random.npz", **arrays)  # type: ignore[arg-type]
-    options: dict[str, Any] = {"train_transform": AUGMENTATION, "test_transform": "normalise(like=cifar10)"}
-    return data.load("npz", root=str(folder / "random.npz"), partition=PARTITION, validation=0, **options)
-
-
-def run_cell(
-    *,
-    method: str = "fedavg",
-    rounds: int = 500,
-    data_set: str = "random",
-    images: int = 50_000,
-    observer: Observer | None = None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Train the cell; its seconds, those of its phases, and its accuracy. Reading the images is not counted."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        is_random = data_set == "random"
-        federation = random_cifar(folder, images) if is_random else data.load(data_set, partition=PARTITION)
-        # A validation set is no part of the cell.
-        clients = tuple(replace(client, validation=client.validation[:0]) for client in federation.clients)
-        federation = replace(federation, clients=clients)
-        began = time.perf_counter()
-        run = simulate(
-            CELL.replace(**options),
-            verbose=False,
-            federation=federation,
-            directory=folder / "run",
-            observer=observer,
-            method=method,
-            rounds=rounds,
-        )
-        seconds = time.perf_counter() - began
-        timing = read_timing(run.directory)
-        phases = {phase: round(sum(t[phase] for t in timing), 2) for phase in ("train", "aggregate", "evaluate")}
-        return {"method": method, "seconds": round(seconds, 1), **phases, "accuracy": run.accuracy}
