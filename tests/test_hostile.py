@@ -203,7 +203,6 @@ def test_the_scenes_have_what_they_are_there_for(tmp_path: Path) -> None:
         ("fedplvm", "classes", -1, "holds -1, below 0"),
         ("fedfa", "std", -0.5, "holds -0.5, below 0"),
         ("fedcoda", "history", -1.0, "holds -1, below 0"),
-        ("fedfm(from_round=0, anchors=update)", "counts", -3.0, "holds -3, below 0"),
     ],
 )
 def test_an_extra_out_of_its_range_is_dropped(

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -97,6 +98,32 @@ def plain(value: Any) -> Any:
     return [plain(entry) for entry in value] if isinstance(value, list) else value
 
 
+def parsed(data: bytes) -> Any:
+    """JSON as it is written here, with null for numbers that are not finite. A `ValueError` where it is none, also for
+    numbers beyond all measure, half a letter and brackets without end."""
+    try:
+        found = json.loads(data, parse_constant=lambda _: None)
+        if _ODD.search(data):
+            json.dumps(found, ensure_ascii=False).encode()
+            found = json.loads(data, parse_int=_whole, parse_float=_finite, parse_constant=lambda _: None)
+    except RecursionError as error:
+        raise ValueError("it has brackets without end") from error
+    return found
+
+
+_ODD = re.compile(rb"\\u[dD][89a-fA-F]|[0-9]{19}|[eE]\+?[0-9]{3}")  # what may be half a letter or too large a number
+
+
+def _whole(text: str) -> int:
+    if len(text) > 19:
+        raise ValueError(f"it has a number of {len(text)} digits")
+    return int(text)
+
+
+def _finite(text: str) -> float | None:
+    return value if math.isfinite(value := float(text)) else None
+
+
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
@@ -109,7 +136,7 @@ def seal(table: Mapping[str, Any]) -> bytes:
 def unseal(data: bytes) -> dict[str, Any]:
     """What was sealed; raises `Unsealed` where a single bit of it that means anything is another."""
     try:
-        table: dict[str, Any] = json.loads(data)
+        table: dict[str, Any] = parsed(data)
         if table.pop("checksum") == _checksum(table):
             return table
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -35,21 +35,12 @@ from fedkeel.runs.intact import how_to_continue, refuse_to_hide
 from fedkeel.runs.live import STOPPED, Live
 from fedkeel.runs.measures import FILE as MEASURES
 from fedkeel.runs.measures import Measures, document, predictions, reported
-from fedkeel.runs.origin import Origin, data_from_afar, records, refuse_other_code, refuse_other_data
+from fedkeel.runs.origin import Origin, data_from_afar, records, refuse_other_data
 from fedkeel.runs.progress import watched
 from fedkeel.runs.run import PYTHON_OBJECT, Run
 from fedkeel.runs.store import Store, numbered
 from fedkeel.runs.summary import stopped_early, summarise_run
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from fedkeel.runs.keywords import MachineOptions, RunOptions
-
-    class Others(MachineOptions, total=False):
-        federation: Federation | None
-        model: nn.Module | None
-        method: Method | None
+from fedkeel.runs.timing import read_timing, seconds_of
 
 
 @shortages_explained()
@@ -62,7 +53,7 @@ def simulate(
     method: Method | str | None = None,
     observer: Observer | None = None,
     verbose: bool | None = None,
-    **options: Unpack[RunOptions],
+    **options: Any,
 ) -> Run:
     """Train a federation and return its run.
 
@@ -108,8 +99,7 @@ def resume(
     rounds: int | None = None,
     observer: Observer | None = None,
     verbose: bool | None = None,
-    changed_code: bool = False,
-    **others: Unpack[Others],
+    **others: Any,
 ) -> Run:
     """Go on with a run that was stopped, from its last good checkpoint. A finished run is returned as it is.
 
@@ -119,11 +109,10 @@ def resume(
             schedule or a method that goes by the number of rounds is refused: its first rounds would have been others.
             A run that was stopped early gets new patience.
         observer, verbose: as in `simulate`.
-        changed_code: go on though the code of the method or the model is other than it was.
         others: `federation`, `model` and `method`, where the run was given objects; and options that do not change the
             result, `device="cpu"` or `workers=4`, where they are to be others than those the run began with.
 
-    Data that have changed since then are refused, and so is other code; another kind of machine is told of.
+    Data that have changed since then are refused; other code and another kind of machine are told of.
 
     >>> run = fedkeel.simulate(rounds=1, subsample=30, directory="runs/whole")
     >>> fedkeel.resume("runs/whole").accuracy == run.accuracy
@@ -150,7 +139,7 @@ def resume(
         (observer or Observer()).note(f"'{directory}' is finished: nothing is left to do.")
         return run
     _refuse_what_is_not_here(run, objects)
-    setup, notes = _as_it_began(run, settings, objects, machine, changed_code=changed_code)
+    setup, notes = _as_it_began(run, settings, objects, machine)
     with watched(observer, verbose) as observer, closing(Store.open(directory)) as store:
         for note in notes:
             observer.note(note)
@@ -186,7 +175,7 @@ def _refuse_what_is_not_here(run: Run, objects: Mapping[str, Any]) -> None:
 
 
 def _as_it_began(
-    run: Run, settings: Config, objects: Mapping[str, Any], asked: Collection[str], *, changed_code: bool
+    run: Run, settings: Config, objects: Mapping[str, Any], asked: Collection[str]
 ) -> tuple[Setup, Iterable[str]]:
     """What goes on, refused if it is not what began; and what to tell of what is another."""
     before = Origin.load(run.directory)
@@ -196,10 +185,7 @@ def _as_it_began(
     federation = objects["federation"] or data_from_afar(run.directory, settings)
     setup = build(settings, federation=federation, model=objects["model"], method=objects["method"], asked=asked)
     refuse_other_data(run.directory, setup)
-    now = Origin.of(setup)
-    if before and not changed_code:
-        refuse_other_code(run.directory, before, now)
-    return setup, now.notes(before, run.directory) if before else ()
+    return setup, Origin.of(setup).notes(before, run.directory) if before else ()
 
 
 # -- the walk --------------------------------------------------------------------------------------------------------
@@ -254,7 +240,7 @@ def _ended(store: Store, live: Live) -> Iterator[None]:
 
 
 def _finish(store: Store, setup: Setup, live: Live) -> Run:
-    began = time.perf_counter() - store.seconds()  # of earlier starts
+    began = time.perf_counter() - sum(map(seconds_of, read_timing(store.directory)))  # of earlier starts
     observer, config = Observers([live, live.then]), setup.config
     if config.record:
         recorder = analysis.Recorder(analysis.requested(config), store.directory, setup, live.note)

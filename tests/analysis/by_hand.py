@@ -56,6 +56,12 @@ def losses(logits: np.ndarray, labels: Tensor) -> np.ndarray:
     return np.array([-np.log(row[label]) for row, label in zip(rows, labels.tolist(), strict=True)])
 
 
+def moved(sent: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> float:
+    """How far the weights went."""
+    weights = [k for k in update if "running" not in k and "num_batches" not in k]
+    return float(np.linalg.norm(np.concatenate([(sent[k] - update[k]).double().numpy().ravel() for k in weights])))
+
+
 def mutual_information(a: np.ndarray, b: np.ndarray) -> float:
     """Normalised by the mean of the entropies; from the table of counts, in natural logarithms."""
     joint = np.array([[np.mean((a == i) & (b == j)) for j in set(b.tolist())] for i in set(a.tolist())])
@@ -98,26 +104,13 @@ def recorded_run(directory: Path, record: str, method: str = "fedavg", **options
     return tiny.run(directory, method, observer=memory, **settings), memory
 
 
-def lines_of(document: dict[str, Any], figure: int = 0) -> dict[str, dict[int, float]]:
-    chosen = document["figures"][figure]
-    assert chosen["kind"] == "lines"
-    first = 1 if chosen["x_label"] == "round" else 0  # a figure counts rounds from 1, records from 0
-    return {
-        line["name"]: {x - first: y for x, y in zip(line["x"], line["y"], strict=True)} for line in chosen["series"]
-    }
+def by_round(document: dict[str, Any], key: str) -> dict[int, Any]:
+    """What stands under a key of the numbers, in every round."""
+    return {entry["round"]: entry["numbers"][key] for entry in document["rounds"]}
 
 
-def bars_of(document: dict[str, Any], figure: int = 0) -> dict[str, dict[str, float]]:
-    chosen = document["figures"][figure]
-    assert chosen["kind"] == "bars"
-    return {s["name"]: dict(zip(chosen["categories"], s["values"], strict=True)) for s in chosen["series"]}
-
-
-def matrix_of(document: dict[str, Any], figure: int = 0) -> dict[str, dict[str, float]]:
-    chosen = document["figures"][figure]
-    assert chosen["kind"] == "matrix"
-    rows = zip(chosen["rows"], chosen["values"], strict=True)
-    return {name: dict(zip(chosen["columns"], row, strict=True)) for name, row in rows}
+def last(document: dict[str, Any], key: str) -> Any:
+    return document["rounds"][-1]["numbers"][key]
 
 
 def images(federation: Federation, indices: Tensor) -> tuple[Tensor, Tensor]:

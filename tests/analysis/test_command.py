@@ -10,8 +10,6 @@ import pytest
 
 from fedkeel.analysis.diagnostic import DIAGNOSTICS
 from fedkeel.cli import main
-from fedkeel.cli.analyse import figure_table
-from fedkeel.config import Config
 
 pytestmark = pytest.mark.slow  # its runs are trained first
 
@@ -44,7 +42,7 @@ def test_what_was_recorded_is_shown_and_kept(run: Path, capsys: pytest.CaptureFi
     before = (run / "diagnostics" / "loss-gap.json").read_bytes()
     assert main(["analyse", "loss-gap", str(run), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["figures"][1]["title"] == "Training-time loss gap"
+    assert [entry["round"] for entry in document["rounds"]] == [0, 1]
     assert (run / "diagnostics" / "loss-gap.json").read_bytes() == before
 
 
@@ -55,20 +53,20 @@ def test_a_run_that_cannot_be_written_to_is_looked_at_elsewhere(
     shut = tmp_path / "shut"
     shutil.copytree(run, shut, ignore=shutil.ignore_patterns("diagnostics"))
     (shut / "diagnostics").write_text("")
-    assert main(["analyse", "cost", str(shut)]) == 2
+    assert main(["analyse", "label-distribution", str(shut)]) == 2
     sentence = capsys.readouterr().err
     assert "cannot be written" in sentence
     assert sentence.endswith("choose another directory with --out.\n")
-    assert main(["analyse", "cost", str(shut), "--out", str(tmp_path / "elsewhere")]) == 0
-    written = tmp_path / "elsewhere" / "diagnostics" / "cost.json"
+    assert main(["analyse", "label-distribution", str(shut), "--out", str(tmp_path / "elsewhere")]) == 0
+    written = tmp_path / "elsewhere" / "diagnostics" / "label-distribution.json"
     assert f"written {written}" in capsys.readouterr().out
-    assert json.loads(written.read_text())["name"] == "cost"
-    assert main(["analyse", "cost", str(run), str(run), "--out", str(tmp_path / "elsewhere")]) == 2
+    assert json.loads(written.read_text())["name"] == "label-distribution"
+    assert main(["analyse", "label-distribution", str(run), str(run), "--out", str(tmp_path / "elsewhere")]) == 2
     assert "takes one run" in capsys.readouterr().err
 
 
 def test_several_runs_at_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["analyse", "cost", str(run), str(run), "--json"]) == 0
+    assert main(["analyse", "label-distribution", str(run), str(run), "--json"]) == 0
     assert [entry["directory"] for entry in json.loads(capsys.readouterr().out)] == [str(run)] * 2
 
 
@@ -76,7 +74,7 @@ def test_several_runs_at_once(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     ("arguments", "sentence"),
     [
         (["tsnee", "."], "There is no diagnostic named 'tsnee': did you mean 'tsne'?"),
-        (["cost", "nowhere"], "'nowhere' is not a run directory"),
+        (["label-distribution", "nowhere"], "'nowhere' is not a run directory"),
         (["tsne(samples=1)", "."], "The 'samples' of tsne"),
     ],
 )
@@ -98,22 +96,3 @@ def test_the_list_has_every_one_with_its_paper(capsys: pytest.CaptureFixture[str
     assert main(["list", "diagnostics"]) == 0
     line = next(x for x in capsys.readouterr().out.splitlines() if x.strip().startswith("gradient-norms"))
     assert "FedCoda, Figure 4" in line
-
-
-def test_every_kind_of_figure_has_a_short_table() -> None:
-    from fedkeel.analysis import figures
-
-    line = figures.lines("t", "round", "loss", {"a": ([0, 5, 9], [2.0, None, 0.25]), "none": ([0], [None])})
-    headings, rows = figure_table(line)
-    assert headings == ["loss", "first round", "last round", "at first", "at last", "smallest", "largest"]
-    assert rows == [["a", "0", "9", "2", "0.25", "0.25", "2"], ["none", *["-"] * 6]]
-    bar = figures.bars("t", "accuracy", {"one": {"x": 0.5, "y": None}, "two": {"x": 1.0, "y": 2.0}}, "domain")
-    assert figure_table(bar) == (["domain", "one", "two"], [["x", "0.5", "1"], ["y", "-", "2"]])
-    square = figures.matrix("t", ["r"], ["c", "d"], [[1, 2.5]], y_label="client")
-    assert figure_table(square) == (["client", "c", "d"], [["r", "1", "2.5"]])
-    cloud = figures.points("t", [0.0, 1.0], [0.0, 1.0], ["cat", "dog"], ["photo", "photo"])
-    assert figure_table(cloud) == (["domain", "points"], [["photo", "2"]])
-
-
-def test_recording_is_off_by_default() -> None:
-    assert Config().record == ""

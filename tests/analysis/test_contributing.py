@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import re
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 from fedkeel import FedkeelError, analysis
 from fedkeel.registry import discover
 from tests import tiny
-from tests.analysis.by_hand import lines_of, recorded_run
+from tests.analysis.by_hand import by_round, moved, recorded_run
 
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
 SECTION = PAGE.partition("## Add a diagnostic in one file")[2].partition("\n## ")[0]
@@ -33,12 +32,9 @@ def test_a_diagnostic_outside_of_the_package_is_recorded_and_shown(tmp_path: Pat
     exec(compile(CODE, "client_drift.py", "exec"), {"__name__": "client_drift"})
     run, seen = recorded_run(tmp_path / "run", "client-drift")
     document = analysis.run("client-drift", run)
-    for name, line in lines_of(document).items():
-        for round, kept in seen.rounds.items():
-            moved = [
-                kept.updates[name][k] - sent for k, sent in kept.sent.items() if "running" not in k and "num" not in k
-            ]
-            assert line[round] == pytest.approx(math.sqrt(sum(float((m**2).sum()) for m in moved)), rel=1e-5)
+    for round, found in by_round(document, "distance by client").items():
+        kept = seen.rounds[round]
+        assert found == pytest.approx({name: moved(kept.sent, update) for name, update in kept.updates.items()})
     assert document["figures"][0]["key"]["label"] == "client drift"
     stored = json.loads((run.directory / "diagnostics" / "client-drift.json").read_text())
     assert stored == document

@@ -144,7 +144,7 @@ def make_run(place: Path) -> None:
 
 
 def make_comparison(place: Path) -> None:
-    fedkeel.compare(["fedavg", "fedbn"], seeds=2, directory=place, verbose=False, record="fairness")
+    fedkeel.compare(["fedavg", "fedbn"], seeds=2, directory=place, verbose=False, record="label-distribution")
 
 
 def make_table(place: Path) -> None:

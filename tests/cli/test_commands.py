@@ -141,7 +141,7 @@ class TestMistakes:
             (["tune"], "'fedkeel tune' lacks METHOD"),
             (["tune", "fedavg", "--trials", "0"], "'trials' is '0': give a whole number, at least 1."),
             (["tune", "fedavg", "--space", "lr=log(0.1, 1)"], "did you mean 'learning_rate'?"),
-            (["tune", "fedavg", "--space", "learning_rate=log(0, 1)"], "'log' needs a lower end above 0"),
+            (["tune", "fedavg", "--space", "learning_rate=log(0, 1)"], "write it like learning_rate=log(0.001, 0.3)"),
             (["tune", "fedavg", "--space", "greg.alpha=[1]"], "'greg' is in none of the methods 'fedavg'"),
             (["tune", "fedavg", "--seeds", "0,1"], "The seed 0 is the search's"),
             (["tune", "fedavg", "--seeds", "x"], "'seeds' is 'x'"),

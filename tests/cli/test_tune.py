@@ -32,11 +32,10 @@ def test_it_prints_the_choices_and_the_table_and_its_folder_can_be_shown(
     words = ["tune", "fedavg", "fedprox", "--space", "learning_rate=[0.01, 0.05]", "--space", "fedprox.mu=[0.1, 1]"]
     words += [*TINY, "--trials", "4", "--seeds", "2", "--jobs", "1", "--out", out]
     assert main(words) == 0
-    shown, err = capsys.readouterr()
+    shown = capsys.readouterr().out
     assert "Chosen on validation data." in shown
     assert "Test accuracy in %" in shown
     assert shown.count("Test accuracy") == 1
-    assert "fedprox: each of the 4 settings is tried once" in err
     assert main([*words, "--json", "--quiet"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert {name: sorted(values) for name, values in document["best"].items()} == {

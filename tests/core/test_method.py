@@ -201,8 +201,6 @@ def test_options_go_in_brackets_or_by_keyword() -> None:
     composed = methods.build("fedprox(mu=0.5)+gn", groups=4)
     assert isinstance(composed, Composition)
     assert (composed.parts[0].mu, composed.parts[1].groups) == (0.5, 4)  # type: ignore[attr-defined]
-    table: Any = {"mu": 0.25}
-    assert methods.build("gn+fedprox", fedprox=table).parts[1].mu == 0.25  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

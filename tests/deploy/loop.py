@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
 from fedkeel.deploy.serving import Waiting, train
-from fedkeel.deploy.site import Read, Site, relabelled
+from fedkeel.deploy.site import Read, Site
 from fedkeel.engine.executors.sites.channel import Reply, Table
 from fedkeel.runs.run import Run
 from tests import tiny
@@ -48,6 +49,24 @@ class Loop:
                 continue
 
 
+def relabelled(federation: Federation, classes: Sequence[str]) -> Federation:
+    """The same images with the labels that the federation gives to these names of classes."""
+    if tuple(classes) == tuple(federation.classes):
+        return federation
+    places = torch.tensor([list(classes).index(label) for label in federation.classes])
+    return replace(federation, labels=places[federation.labels], classes=tuple(classes))
+
+
+def by_name(federation: Federation) -> Federation:
+    """Its clients in the order in which a network has them."""
+    return replace(federation, clients=sorted(federation.clients, key=lambda client: client.name))
+
+
+def in_one_process(directory: Path, method: str = "fedavg", *, on: Federation | None = None, **options: Any) -> Run:
+    """What `over_network` does, without one."""
+    return tiny.run(directory, method, on=by_name(on or tiny.federation()), **options)
+
+
 def one_of(federation: Federation, name: str) -> Read:
     """The reader of a site that has only its own client of a federation."""
     mine = federation[name]
@@ -62,9 +81,15 @@ def one_of(federation: Federation, name: str) -> Read:
 
 def sites_of(federation: Federation, state: Path, model: nn.Module) -> dict[str, Site]:
     return {
-        client.name: Site(one_of(federation, client.name), state / client.name, client.name, "cpu", number, model)
-        for number, client in enumerate(federation)
+        client.name: Site(one_of(federation, client.name), state / client.name, client.name, "cpu", model)
+        for client in federation
     }
+
+
+def data_of(federation: Federation) -> str:
+    """As a server would be told to have them read."""
+    shape = federation.image_shape
+    return f"folder(size={shape[1]}, test_transform='')" if len(shape) == 3 else "table"
 
 
 def over_network(
@@ -77,5 +102,5 @@ def over_network(
     given = {"sites": len(loop.at)} | {name: options.pop(name) for name in ("sites", "named") if name in options}
     waiting = Waiting(seconds=options.pop("wait", 600), **given)
     unseen = ",".join(client.domain for client in on.unseen)
-    config = Config(**{**tiny.OPTIONS, "method": method, "unseen": unseen, **options})
+    config = Config(**{**tiny.OPTIONS, "data": data_of(on), "method": method, "unseen": unseen, **options})
     return train(loop, config, directory / "run", waiting, observer or tiny.Notes(), network)

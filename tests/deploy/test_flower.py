@@ -67,17 +67,6 @@ def test_the_apps_train_what_one_process_trains(tmp_path: Path) -> None:
     assert_same(fedkeel.Run(tmp_path / "run"), fedkeel.simulate(options, directory=tmp_path / "serial"))
 
 
-def test_nodes_of_a_simulation_are_the_clients_of_the_data_set(tmp_path: Path) -> None:
-    draw_images(tmp_path / "images")
-    data = f"folder(size=16, root='{tmp_path / 'images'}')"
-    given = {**ALONE, "method": "fedavg", "data": data, "unseen": "south"}
-    nodes = {number: {"partition-id": number, "num-partitions": 3} for number in range(3)}
-    run = {**given, "out": str(tmp_path / "run"), "sites": 3}
-    server_app(Grid(nodes, run), Context(1, 0, {}, RecordDict(), run))
-    wanted = fedkeel.simulate({**given, "executor": "serial"}, directory=tmp_path / "serial")
-    assert_same(fedkeel.Run(tmp_path / "run"), wanted)
-
-
 def test_a_table_and_bytes_survive_flower_s_records() -> None:
     table, data = {"do": "train", "step": [3, 1], "text": "ä"}, bytes(range(256))
     assert from_records(to_records(table, data)) == (table, data)

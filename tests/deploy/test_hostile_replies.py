@@ -22,9 +22,9 @@ pytest.importorskip("nvflare", reason="nvflare is not installed")
 from nvflare.apis.shareable import Shareable
 
 from fedkeel.core.messages import BadMessage, pack, unpack
-from fedkeel.deploy.channel import MESSAGE, TABLE, reply_of
+from fedkeel.deploy.channel import MESSAGE, TABLE, content_of
 from fedkeel.engine.executors.sites.channel import Reply, Table
-from fedkeel.engine.executors.sites.executor import evaluations_of
+from fedkeel.engine.executors.sites.replies import evaluations_of
 from fedkeel.engine.executors.sites.roster import Description, agree
 from fedkeel.runs.run import Run
 from tests import tiny
@@ -42,7 +42,10 @@ def over_the_wire(text: str, data: bytes) -> Reply | str:
     """As it comes out of NVFlare's."""
     shareable = Shareable()
     shareable[TABLE], shareable[MESSAGE] = text, data
-    return reply_of(shareable)
+    try:
+        return content_of(shareable)
+    except BadMessage as bad:
+        return str(bad)
 
 
 @pytest.fixture(scope="module")
@@ -163,13 +166,13 @@ def evaluation(**changes: Any) -> dict[str, Any]:
     return {"split": "test", "statistics": "global", "correct": 3, "samples": 8, "loss_sum": 1.5, **changes}
 
 
-@pytest.mark.parametrize("loss", [10**400, -1.0, -math.inf, True, "low", [1.0]])
+@pytest.mark.parametrize("loss", [True, "low", [1.0], {}])
 def test_a_loss_that_cannot_be_is_no_evaluation(loss: Any) -> None:
     with pytest.raises(BadMessage):
         evaluations_of("a", "a", [evaluation(loss_sum=loss)])
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf, None, 1e300])
+@pytest.mark.parametrize("loss", [math.nan, math.inf, None, 1e300, 10**400, -1.0])
 def test_the_loss_of_a_model_that_diverged_is_unknown_and_its_accuracy_counts(loss: Any) -> None:
     (found,) = evaluations_of("a", "a", [evaluation(loss_sum=loss)])
     assert math.isnan(found.loss)
@@ -196,7 +199,7 @@ def test_one_site_without_a_loss_takes_part_with_its_accuracy(tmp_path: Path) ->
 
 GOOD = {
     "name": "a", "domain": "a", "classes": ["cat"], "shape": [3, 16, 16], "train": 1, "validation": 1, "test": 1,
-    "version": "1", "position": None,
+    "version": "1",
 }  # fmt: skip
 
 
@@ -212,10 +215,16 @@ GOOD = {
         {"classes": ["\ud800"]},
         {"classes": ["a\x1b[2J"]},
         {"classes": [""]},
-        {"position": 10**400},
-        {"position": -1},
         {"train": 10**400},
         {"name": "\u202eabc"},
+        {"name": 7},
+        {"train": True},
+        {"test": -1},
+        {"classes": []},
+        {"classes": ["cat", "cat"]},
+        {"classes": "cat"},
+        {"shape": [3, 16]},
+        {"shape": [3, 0, 16]},
     ],
 )
 def test_a_description_of_what_nobody_has_is_not_believed(change: dict[str, Any]) -> None:
@@ -241,10 +250,10 @@ def test_the_shape_of_the_configuration_counts_before_that_of_the_sites() -> Non
     assert roster.sitting_out == {"a": "its images have the shape 3x4096x4096, and those of the federation 3x16x16"}
 
 
-def test_thousands_of_classes_are_compared_at_once_and_not_all_named() -> None:
+def test_thousands_of_classes_are_compared_at_once() -> None:
     many = tuple(f"c{n}" for n in range(30_000))
     roster = agree("1", [described("a", classes=many), described("b", classes=many), described("c", classes=("dog",))])
-    assert roster.sitting_out["c"].endswith("c10003, c10004 and 29,990 others")
+    assert roster.sitting_out["c"] == "it has the class 'dog' that the others have not"
 
 
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.complex64, torch.bool])

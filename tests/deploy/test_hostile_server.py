@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,11 +16,11 @@ from fedkeel import models
 from fedkeel.config import Config
 from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Broadcast, broadcast_to_bytes, update_from_bytes
-from fedkeel.deploy import request_checks
+from fedkeel.deploy import requests
 from fedkeel.deploy import site as site_module
 from fedkeel.deploy.memory import PrivacyLedger
 from fedkeel.deploy.policy import Policy
-from fedkeel.deploy.site import Site, own_folder
+from fedkeel.deploy.site import Site, own_data
 from fedkeel.methods import build as build_method
 from fedkeel.models import timm_models
 from tests.deploy.real import CLASSES, draw_images
@@ -29,6 +28,7 @@ from tests.models.test_timm_models import Recorded
 
 pytestmark = pytest.mark.slow
 
+RUN = "0" * 16
 Events = list[tuple[str, str]]
 _watching: list[Events] = []
 CODE = (sys.prefix, sys.base_prefix, "/proc", "/sys")  # of libraries that are imported late, and where they look
@@ -67,10 +67,10 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def site(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / "cache"))
-    return Site(own_folder(images, "north"), tmp_path / "state", "north", "cpu")
+    return Site(own_data(images, "north"), tmp_path / "state", "north", "cpu")
 
 
-def session(run: str = "r1", classes: list[str] | None = None, **options: Any) -> dict[str, Any]:
+def session(run: str = RUN, classes: list[str] | None = None, **options: Any) -> dict[str, Any]:
     config = {**Config().to_dict(), **PLAIN, **options}
     return {"run": run, "version": fedkeel.__version__, "config": config, "classes": classes}
 
@@ -82,7 +82,7 @@ def describe(site: Site, **options: Any) -> dict[str, Any]:
 def train(site: Site, broadcast: Broadcast, **changes: Any) -> tuple[dict[str, Any], bytes]:
     options = changes.pop("options", {})
     step = [broadcast.round, 0]
-    request = {"do": "train", "session": session(classes=list(CLASSES), **options), "start": 1, "step": step}
+    request = {"do": "train", "session": session(classes=list(CLASSES), **options), "step": step}
     return site.reply({**request, "after": None, **changes}, broadcast_to_bytes(broadcast))
 
 
@@ -172,10 +172,10 @@ def test_what_a_server_may_not_name_is_refused_before_anything_is_opened_or_buil
     monkeypatch.setattr(models, "build", never)
     for request in (
         {"do": "describe", "session": session(**options)},
-        {"do": "train", "session": session(**options), "start": 1, "step": [0, 0], "after": None},
+        {"do": "train", "session": session(**options), "step": [0, 0], "after": None},
     ):
         reply, data = site.reply(request, b"")
-        assert set(reply) == {"failure", "name"}
+        assert set(reply) == {"failure"}
         assert len(reply["failure"]) < 600
         assert "\n" not in reply["failure"]
         assert data == b""
@@ -190,7 +190,6 @@ def test_what_a_server_may_not_name_is_refused_before_anything_is_opened_or_buil
         {"model": "simple_cnn(width=100000)"},
         {"model": "mlp(hidden=100000, layers=2)"},
         {"model": "simple_cnn(projector=1000000)"},
-        {"model": "simple_cnn(width=1000)", "method": "moon(projector=900000)"},
         {"method": "fedsr(z_dim=900000)"},
     ],
     ids=str,
@@ -200,11 +199,8 @@ def test_a_network_that_no_machine_holds_is_counted_and_not_built(
 ) -> None:
     monkeypatch.setattr(site_module, "build_model", lambda *_: pytest.fail("it was built"))
     size = {"data": "folder(size=64)"}
-    assert (
-        "numbers in the network, and its policy has 'parameters = 200000000'"
-        in describe(site, **size, **options)["failure"]
-    )
-    assert "failure" in train(site, sound_broadcast(), options={**size, **options, "run": "r2"})[0]
+    assert "numbers: sites take at most 200,000,000" in describe(site, **size, **options)["failure"]
+    assert "failure" in train(site, sound_broadcast(), options={**size, **options})[0]
 
 
 def test_of_the_other_options_a_site_takes_none(site: Site, events: Events) -> None:
@@ -215,8 +211,8 @@ def test_of_the_other_options_a_site_takes_none(site: Site, events: Events) -> N
     reply, data = train(site, sound_broadcast(), options=theirs)
     assert "failure" not in reply, reply
     assert update_from_bytes(data).samples > 0
-    assert site._worker is not None
-    left = {name: getattr(site._worker.config, name) for name in theirs} | {"device": "auto", "executor": "auto"}
+    assert site._made is not None
+    left = {name: getattr(site._made[1].config, name) for name in theirs} | {"device": "auto", "executor": "auto"}
     assert left == {name: getattr(Config(), name) for name in theirs}
     assert not [event for event in events if "shadow" in event[1]]
     assert not [event for event in events if event[0].startswith(("socket", "subprocess", "os.system"))]
@@ -231,11 +227,9 @@ def test_of_the_other_options_a_site_takes_none(site: Site, events: Events) -> N
         {"session": session() | {"config": [1]}},
         {"session": session() | {"run": "../../x"}},
         {"session": session() | {"run": "a" * 1000}},
-        {"session": session() | {"run": 7}},
         {"session": session() | {"classes": "abc"}},
         {"session": session() | {"classes": [1, 2]}},
         {"session": session() | {"classes": [str(n) for n in range(40_000)]}},
-        {"session": session() | {"classes": ["x" * 10_000]}},
         {"session": session() | {"classes": ["../../etc"]}},
         {"do": "delete"},
         {"do": ["train"]},
@@ -247,7 +241,6 @@ def test_of_the_other_options_a_site_takes_none(site: Site, events: Events) -> N
         {"step": [1, 0]},
         {"step": ["0", "0"]},
         {"after": "now"},
-        {"start": "once"},
     ],
     ids=lambda change: str(change)[:50],
 )
@@ -255,10 +248,10 @@ def test_a_request_that_is_none_is_told_so_and_leaves_nothing_behind(
     site: Site, change: dict[str, Any], tmp_path: Path
 ) -> None:
     reply, data = train(site, sound_broadcast(), **change)
-    assert set(reply) == {"failure", "name"}
+    assert set(reply) == {"failure"}
     assert data == b""
     assert not list((tmp_path / "state").glob("**/*.safetensors"))
-    assert "failure" not in train(site, sound_broadcast(), options={"run": "r9"})[0], "the site goes on"
+    assert "failure" not in train(site, sound_broadcast(), options={})[0], "the site goes on"
 
 
 def wrong_broadcasts() -> Iterator[tuple[str, Broadcast]]:
@@ -285,35 +278,16 @@ def test_a_broadcast_must_be_of_the_model_and_of_a_round_of_the_run(
     assert "failure" not in train(site, sound_broadcast())[0]
 
 
-def test_options_that_change_in_the_midst_of_a_run_are_refused(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    """Other splits of the same data, or the same step without noise, would tell what one of them hides."""
-    assert "failure" not in describe(site)
-    assert "failure" not in train(site, sound_broadcast())[0]
-    changed = [{"learning_rate": 0.5}, {"data": "folder(size=16, test=0.4)"}, {"seed": 5}, {"local_epochs": 2}]
-    for options in changed:
-        assert train(site, sound_broadcast(), options=options)[0]["failure"] == (
-            "it refuses other options in the midst of a run"
-        )
-    assert "The site refuses other options in the midst of a run" in caplog.text
-    session_of_others = session(classes=["dog", "cat", "owl"])
-    failure = train(site, sound_broadcast(), session=session_of_others)[0]["failure"]
-    assert failure == "it refuses other classes in the midst of a run"
-    assert "failure" not in train(site, sound_broadcast(1))[0]
-    assert "failure" not in train(site, sound_broadcast(2), options={"round_timeout": 5.0, "checkpoint_every": 7})[0]
-
-
 def test_a_run_of_single_images_is_refused_where_the_policy_says_so(site: Site) -> None:
     """By its splits, or by a subsample, a server could look at one image after another."""
     site.policy, halves = Policy(samples=4), "folder(size=16, validation=0, test=0.5)"
     few = [{"data": halves, "subsample": 3}, {"data": "folder(size=16, validation=0, test=0.25)"}, {}]
-    parts = [describe(site, run=f"r{run}", **options)["failure"] for run, options in enumerate(few)]
+    parts = [describe(site, **options)["failure"] for options in few]
     assert parts == [
-        f"it refuses 3 images to {part} on, and its policy has 'samples = 4'" for part in ("train", "test", "validate")
+        f"its policy has 'samples = 4', and it is asked for 3 images to {part} on"
+        for part in ("train", "test", "validate")
     ]
-    assert "failure" not in describe(site, run="r5", data=halves)
-    failure = describe(site, run="r6", data=halves, method="hbn(stats_samples=2)")["failure"]
-    assert failure == "it refuses 2 images as the 'stats_samples' of 'hbn', and its policy has 'samples = 4'"
-    assert "failure" not in describe(site, run="r7", data=halves, method="hbn(stats_samples=4)")
+    assert "failure" not in describe(site, data=halves)
 
 
 def test_tables_that_a_network_does_not_save_count_as_its_numbers(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,16 +300,14 @@ def test_tables_that_a_network_does_not_save_count_as_its_numbers(site: Site, mo
         return network
 
     monkeypatch.setattr(models, "build_spec", with_positions)
-    assert "numbers in the network, and its policy has 'parameters = 200000000'" in describe(site)["failure"]
+    assert "numbers: sites take at most 200,000,000" in describe(site)["failure"]
 
 
 def test_a_failure_tells_the_server_no_path_of_the_site(
     site: Site, images: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     of_others = session(classes=["dog", "cow"])
-    failure = site.reply({"do": "train", "session": of_others, "start": 1, "step": [0, 0], "after": None}, b"")[0][
-        "failure"
-    ]
+    failure = site.reply({"do": "train", "session": of_others, "step": [0, 0], "after": None}, b"")[0]["failure"]
     assert "of a file or folder of its own is no class of the federation" in failure
     assert "/" not in failure
     assert str(images) in caplog.text, "the site's own log says which"
@@ -354,7 +326,7 @@ def test_a_training_that_is_asked_for_again_is_charged_again(site: Site, tmp_pat
     account = PrivacyLedger(tmp_path / "state")
     spent = []
     for number in range(3):
-        given = session(f"r{number}", [*CLASSES, "w"], method="gn", dp="local")
+        given = session(f"{number:016}", [*CLASSES, "w"], method="gn", dp="local")
         update_from_bytes(train(site, broadcast, session=given)[1])
         spent.append(sum(account.read().values()))
     assert spent == [spent[0], 2 * spent[0], 3 * spent[0]]
@@ -370,7 +342,7 @@ def test_what_a_server_asks_is_one_line_of_the_log_whatever_it_is(step: object) 
 
 
 def test_a_split_is_tested_once_however_often_it_is_asked_for(site: Site) -> None:
-    reply, _ = train(site, sound_broadcast(), do="evaluate", splits=["test"] * 1000)
+    reply, _ = train(site, sound_broadcast(), do="evaluate", splits=["test"] * 1000, detailed=False)
     assert [evaluation["split"] for evaluation in reply["evaluations"]] == ["test"]
 
 
@@ -378,9 +350,7 @@ def test_a_split_is_tested_once_however_often_it_is_asked_for(site: Site) -> Non
 @pytest.mark.usefixtures("timm_ready")
 def test_an_honest_server_may_ask_for_a_network_of_timm(site: Site, events: Events) -> None:
     assert "failure" not in describe(site, model="timm:resnet10t(drop_rate=0.1)", method="hbn")
-    assert "failure" not in describe(site, run="r2", model="timm:levit_128s", data="folder(size=64)")
-    site.policy = Policy(parameters=1_000_000)
-    assert "numbers in the network, and its policy" in describe(site, run="r3", model="timm:resnet10t")["failure"]
+    assert "failure" not in describe(site, model="timm:levit_128s", data="folder(size=64)")
     assert not [event for event in events if event[0].startswith("socket")]
 
 
@@ -393,9 +363,4 @@ def test_every_method_can_be_counted_without_memory(images: Path) -> None:
     federation = load_site(images, "north", Config(data="folder(size=16)"))
     for method in METHODS.names():
         if not Composition.of(build(method)).is_pooled:
-            request_checks.check_network(Config(method=method), federation, Policy())
-
-
-def test_a_session_is_json_and_the_same_after_a_journey() -> None:
-    given = json.loads(json.dumps(session()))
-    assert request_checks.Session.read(given, Policy()) == request_checks.Session.read(session(), None)
+            requests.check_network(Config(method=method), federation)

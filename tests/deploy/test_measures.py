@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 from fedkeel.core.messages import BadMessage
-from fedkeel.deploy.policy import Policy, Refused
-from fedkeel.deploy.request_checks import Session
+from fedkeel.deploy.policy import Policy
 from fedkeel.engine.executors.sites.channel import Reply, Table
-from fedkeel.engine.executors.sites.executor import evaluations_of
+from fedkeel.engine.executors.sites.replies import evaluations_of
 from fedkeel.engine.metrics import requested
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.measures import Measures
 from fedkeel.runs.run import Run
 from tests import tiny
-from tests.deploy.loop import Loop, over_network, sites_of
+from tests.deploy.loop import Loop, in_one_process, over_network, sites_of
 
 
 def told(run: Run) -> Any:
@@ -31,7 +30,7 @@ def test_measures_are_those_of_one_process(tmp_path: Path, method: str) -> None:
     options = {"metrics": "auc, brier", "result": "best-validation", "select_by": "f1", "rounds": 2}
     on = tiny.federation(unseen=12)
     network = over_network(tmp_path / "network", method, on=on, **options)
-    alone = tiny.run(tmp_path / "alone", method, on=on, **options)
+    alone = in_one_process(tmp_path / "alone", method, on=on, **options)
     assert network.summary is not None
     assert alone.summary is not None
     assert network.summary["round"] == alone.summary["round"]
@@ -86,28 +85,13 @@ def test_sites_that_have_gone_cost_the_tables_and_not_the_run(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "option", [{"predictions": True}, {"evaluate_on": "validation"}, {"record": "fairness"}, {"dp_noise": 5.0}]
+    "option", [{"predictions": True}, {"evaluate_on": "validation"}, {"record": "nmi"}, {"dp_noise": 5.0}]
 )
 def test_an_option_without_effect_at_sites_is_refused_before_any_is_waited_for(
     tmp_path: Path, option: dict[str, Any]
 ) -> None:
     with pytest.raises(FedkeelError, match=f"'{next(iter(option))}' does nothing .*leave it out"):
         over_network(tmp_path / "r", **option)
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"metrics": "sure"}, "There is no metric named 'sure'"),
-        ({"metrics": "top(k=1e300)"}, "'k'"),
-        ({"select_by": "x" * 5000}, "'select_by' is a text of 5,000 characters"),
-    ],
-)
-def test_a_server_cannot_ask_for_any_metric(options: dict[str, str], reason: str) -> None:
-    given = {"run": "abc", "config": {**tiny.OPTIONS, **options}, "classes": None}
-    with pytest.raises(Refused) as error:
-        Session.read(given, Policy())
-    assert reason in str(error.value)
 
 
 CELLS = [[0, 0, 3], [1, 0, 1], [2, 2, 4]]

@@ -1,8 +1,7 @@
-"""A site that wants to keeps the model that a run ends with, with its own statistics, and nobody else knows of it."""
+"""A site that wants to keeps the model that a run ends with, as a run of its own, and nobody else knows of it."""
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -14,24 +13,24 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel
+from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.core.client import Batch
 from fedkeel.data.federation import Federation
-from fedkeel.deploy import site_models
-from fedkeel.deploy.memory import KEPT_RUNS, is_memory
+from fedkeel.deploy.memory import KEPT_RUNS
 from fedkeel.deploy.policy import Policy
 from fedkeel.deploy.serving import Waiting, train
+from fedkeel.deploy.site import Site, own_data
 from fedkeel.deploy.site_models import SiteModels
-from fedkeel.engine.batches import probe
-from fedkeel.errors import FedkeelError
 from fedkeel.nn.calibration import Calibrator
 from fedkeel.runs.run import Run
 from fedkeel.runs.trained import as_tested
 from tests import tiny
-from tests.blocks.pages import ROOT, blocks_of
 from tests.deploy.loop import Loop, over_network, sites_of
+from tests.deploy.real import SITES, draw_images
 
-SIZES = {"ward": 24, "clinic": 18, "hospital": 30}
+pytestmark = pytest.mark.slow
+SIZES = {"clinic": 18, "hospital": 30, "ward": 24}
 
 
 def keeping(on: Federation, place: Path, network: nn.Module | None = None, **own: Any) -> Loop:
@@ -40,35 +39,36 @@ def keeping(on: Federation, place: Path, network: nn.Module | None = None, **own
     return Loop({n: replace(s, models=SiteModels(place / "kept" / s.name), **own) for n, s in sites.items()})
 
 
-def kept(place: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    (file,) = (place / "kept" / name).glob("*/calibrated.safetensors")
-    return safetensors.torch.load_file(file), json.loads(file.with_name(f"{file.name}.json").read_text())
+def kept(place: Path, name: str) -> Run:
+    (directory,) = (place / "kept" / name).iterdir()
+    return Run(directory)
+
+
+def tensors(run: Run) -> dict[str, Tensor]:
+    return safetensors.torch.load_file(run.directory / "model.safetensors")
 
 
 def expected(run: Run, on: Federation, name: str) -> dict[str, Tensor]:
     """The run's model, calibrated here on the images of the site."""
     network, site = run.remember(model=tiny.model()).model(), on[name]
-    images = as_tested(on.test_transform, on.images[site.train if len(site.train) else site.test])
+    images = as_tested(on.test_transform, on.images[site.train])
     Calibrator(network, lambda x: network(x).logits).calibrate(lambda: iter([Batch(images, torch.zeros(len(images)))]))
     return network.state_dict()
 
 
 @pytest.mark.parametrize("options", [{}, {"result": "best-validation", "learning_rate": 0.5}, {"patience": 1}])
 def test_each_site_has_the_result_of_the_run_with_its_own_statistics(tmp_path: Path, options: dict[str, Any]) -> None:
-    on = tiny.federation(SIZES, unseen=12)
+    on = tiny.federation(SIZES)
     run = over_network(tmp_path, on=on, loop=keeping(on, tmp_path), rounds=4, **options)
     for site in on:
-        tensors, card = kept(tmp_path, site.name)
-        torch.testing.assert_close(tensors, dict(expected(run, on, site.name)), rtol=1e-5, atol=1e-6)
-        assert (card["site"], card["sent_to_be"]) == (site.name, "tested")
-        assert card["calibration"]["images"] == len(site.train) or site.name == "stranger"
+        torch.testing.assert_close(tensors(kept(tmp_path, site.name)), dict(expected(run, on, site.name)))
     # They share the weights and not the statistics.
-    ward, clinic = kept(tmp_path, "ward")[0], kept(tmp_path, "clinic")[0]
+    ward, clinic = (tensors(kept(tmp_path, name)) for name in ("ward", "clinic"))
     assert torch.equal(ward["head.weight"], clinic["head.weight"])
     assert not torch.equal(ward["encoder.1.running_mean"], clinic["encoder.1.running_mean"])
 
 
-@pytest.mark.parametrize(("method", "kept_anyway"), [("fedbn", True), ("fedavg", False)])
+@pytest.mark.parametrize(("method", "kept_anyway"), [("fedper", True), ("fedavg", False)])
 def test_a_personal_method_leaves_each_site_its_model_unasked(tmp_path: Path, method: str, kept_anyway: bool) -> None:
     on = tiny.federation(SIZES)
     loop = keeping(on, tmp_path)
@@ -78,10 +78,11 @@ def test_a_personal_method_leaves_each_site_its_model_unasked(tmp_path: Path, me
     run = over_network(tmp_path, method, on=on, loop=loop)
     assert (tmp_path / "kept" / "ward").exists() == kept_anyway
     if kept_anyway:
-        tensors, card = kept(tmp_path, "ward")
-        assert card["calibration"] == {}
-        shared = safetensors.torch.load_file(run.directory / "model.safetensors")
-        assert torch.equal(tensors["head.weight"], shared["head.weight"])
+        shared, own = tensors(run), kept(tmp_path, "ward")
+        assert torch.equal(tensors(own)["encoder.0.weight"], shared["encoder.0.weight"])
+        heads = [kept(tmp_path, name).remember(model=tiny.model()).model(name).head.weight for name in SIZES]
+        assert not torch.equal(heads[0], heads[1])
+        assert not torch.equal(heads[0], tiny.model().head.weight)
 
 
 def test_the_run_is_as_without_and_nothing_travels(tmp_path: Path) -> None:
@@ -90,57 +91,14 @@ def test_the_run_is_as_without_and_nothing_travels(tmp_path: Path) -> None:
     runs = [over_network(tmp_path / name, on=on, loop=used) for name, used in (("plain", plain), ("kept", loop))]
     assert tiny.result(runs[0]) == tiny.result(runs[1])
     assert [len(carried) for carried in plain.carried] == [len(carried) for carried in loop.carried]
-    assert not any(b"calibrat" in carried for carried in loop.carried)
 
 
-def test_a_large_site_is_calibrated_on_some_of_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site_models, "MOST_IMAGES", 20)
+def test_a_site_that_tells_no_accuracy_has_the_model_too(tmp_path: Path) -> None:
     on = tiny.federation(SIZES)
-    over_network(tmp_path, on=on, loop=keeping(on, tmp_path))
-    assert [kept(tmp_path, name)[1]["calibration"]["images"] for name in SIZES] == [20, 18, 20]
-
-
-def test_a_head_that_a_site_keeps_is_in_it_and_was_trained(tmp_path: Path) -> None:
-    on = tiny.federation(SIZES)
-    over_network(tmp_path, "fedper", on=on, loop=keeping(on, tmp_path))
-    ward, clinic = (kept(tmp_path, name)[0]["head.weight"] for name in ("ward", "clinic"))
-    assert not torch.equal(ward, tiny.model().head.weight)
-    assert not torch.equal(ward, clinic)
-
-
-def test_layers_of_its_own_are_in_it(tmp_path: Path) -> None:
-    on = tiny.federation(SIZES)
-    run = over_network(tmp_path, "fedbn", on=on, loop=keeping(on, tmp_path))
-    for name in SIZES:
-        tensors, card = kept(tmp_path, name)
-        assert card["method"] == "fedbn"
-        assert "encoder.1.weight" in tensors
-    local = [kept(tmp_path, name)[0]["encoder.1.weight"] for name in ("ward", "clinic")]
-    assert not torch.equal(*local)
-    assert run.finished
-
-
-@pytest.mark.parametrize("reason", ["policy", "no test images"])
-def test_a_site_that_is_not_tested_has_the_model_that_it_was_sent_to_train(tmp_path: Path, reason: str) -> None:
-    on, empty = tiny.federation(SIZES), torch.empty(0, dtype=torch.int64)
-    if reason == "no test images":
-        clients = [replace(c, test=empty, validation=empty) if c.name == "ward" else c for c in on.clients]
-        on = replace(on, clients=clients)
     loop = keeping(on, tmp_path)
-    if reason == "policy":
-        loop.at = {n: replace(s, policy=Policy(evaluation=s.name != "ward")) for n, s in loop.at.items()}
-    over_network(tmp_path, on=on, loop=loop)
-    assert [kept(tmp_path, name)[1]["sent_to_be"] for name in SIZES] == ["to be trained", "tested", "tested"]
-
-
-def test_without_statistics_it_is_said_once_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    on = tiny.federation(SIZES)
-    with caplog.at_level(logging.WARNING, "fedkeel"):
-        assert over_network(tmp_path, "gn", on=on, loop=keeping(on, tmp_path)).finished
-    said = [record.getMessage() for record in caplog.records if "is not kept" in record.getMessage()]
-    assert len(said) == len(SIZES)
-    assert all("has no layer with running statistics" in sentence for sentence in said)
-    assert not (tmp_path / "kept").exists()
+    loop.at["ward"].policy = Policy(evaluation=False)
+    over_network(tmp_path, on=on, loop=loop, rounds=1)
+    assert kept(tmp_path, "ward").finished
 
 
 def test_a_folder_that_cannot_be_written_costs_the_run_nothing(
@@ -155,47 +113,39 @@ def test_a_folder_that_cannot_be_written_costs_the_run_nothing(
     assert any("The model for this site is not kept" in record.getMessage() for record in caplog.records)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "hbn"])
-def test_what_was_kept_is_loaded_as_the_page_says_and_predicting_leaves_it_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    on = tiny.federation(SIZES, side=16)
-    sites = {n: replace(s, model=None) for n, s in keeping(on, tmp_path).at.items()}
-    config = Config(**{**tiny.OPTIONS, "rounds": 1, "model": "simple_cnn", "method": method})
-    run = train(Loop(sites), config, tmp_path / "run", Waiting(len(sites)), tiny.Notes())
-    tensors, _ = kept(tmp_path, "ward")
-    monkeypatch.chdir(next((tmp_path / "kept" / "ward").glob("*/calibrated.safetensors")).parent)
-    (block,) = (b.text for b in blocks_of((ROOT / "docs/deploy.md").read_text(), "") if "load_state_dict" in b.text)
-    names = {"json": json, "Path": Path, "fedkeel": fedkeel, "safetensors": safetensors}
-    exec(block, names)
-    network = names["network"]
-    with torch.no_grad():
-        assert network(probe(on)).logits.isfinite().all()
-    assert all(torch.equal(t, tensors[n]) for n, t in network.state_dict().items()), "predicting changed it"
-    weights = run.model().state_dict()
-    assert torch.equal(network.head.weight, weights["head.weight"])
-
-
-def test_where_a_run_is_that_sites_transformed_for_its_input_is_taken_as_it_is(tmp_path: Path) -> None:
-    on = tiny.federation(SIZES)
-    run = over_network(tmp_path, on=on, loop=Loop(sites_of(on, tmp_path / "sites", tiny.model())))
-    run.remember(model=tiny.model())
-    images = on.images[on["ward"].train]
-    with pytest.raises(FedkeelError, match="since it was done at its sites"):
-        fedkeel.calibrate(run, images)
-    site = fedkeel.calibrate(run, as_tested(on.test_transform, images))
-    assert site.trained is None
-    torch.testing.assert_close(site.model.state_dict(), expected(run, on, "ward"), rtol=1e-5, atol=1e-6)
-
-
 def test_models_of_the_latest_runs_stay(tmp_path: Path) -> None:
     on = tiny.federation(SIZES)
     loop = keeping(on, tmp_path)
+    (tmp_path / "kept" / "ward" / "mine").mkdir(parents=True)
     for number in range(KEPT_RUNS + 2):
         over_network(tmp_path / str(number), on=on, loop=loop, rounds=1)
-        if number == 0:
-            (tmp_path / "kept" / "ward" / "mine").mkdir()
-            (tmp_path / "kept" / "ward" / "mine" / "notes.txt").write_text("somebody's own")
-    folders = list((tmp_path / "kept" / "ward").iterdir())
-    assert sum(map(is_memory, folders)) == KEPT_RUNS
-    assert (tmp_path / "kept" / "ward" / "mine" / "notes.txt").exists()
+    assert len(list((tmp_path / "kept" / "ward").iterdir())) == KEPT_RUNS + 1
+
+
+@pytest.mark.parametrize("method", ["fedavg", "hbn", "fedbn"])
+def test_the_model_comes_back_to_the_server_and_to_each_site(
+    tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same commands work on the server's run directory and on the one that each site keeps."""
+    draw_images(tmp_path / "images")
+    loop = Loop({})
+    for name in SITES:
+        models = SiteModels(tmp_path / "kept" / name)
+        read = own_data(tmp_path / "images" / name, name)
+        loop.at[name] = Site(read, tmp_path / "state" / name, name, "cpu", models=models)
+    options = {"method": method, "model": "simple_cnn", "data": "folder(size=16)", "rounds": 1, "batch_size": 8}
+    run = train(loop, Config(**options, device="cpu"), tmp_path / "run", Waiting(len(SITES)), tiny.Notes())
+    image = next((tmp_path / "images/north/cat").iterdir())
+    for directory in (run.directory, kept(tmp_path, "north").directory):
+        if method == "fedbn" and directory == run.directory:
+            continue  # of a personal method the server has no site's model
+        whose = ["--client", "north"] if method == "fedbn" else []
+        assert main(["show", str(directory)]) == 0
+        assert main(["predict", str(directory), str(image), *whose]) == 0
+        out = tmp_path / "model.pt2"
+        assert main(["export", str(directory), "--out", str(out), "--with-transform", *whose]) == 0
+        assert "cat" in capsys.readouterr().out
+        trained = fedkeel.load(directory, client=whose[1] if whose else None)
+        pixels = torch.full((1, 3, 16, 16), 99, dtype=torch.uint8)
+        exported = torch.export.load(out).module()(pixels)
+        torch.testing.assert_close(exported, trained.network(as_tested(trained.transform, pixels)))

@@ -92,7 +92,6 @@ class TestDiverged:
         assert results.to_dict()["rows"][0]["diverged_domains"] == ["bright", "dark", "tinted"]
         page = report.write([run.directory])
         assert "Diverged, the test loss is not finite" in page.read_text()
-        assert analysis.run("convergence", run)["figures"][2]["series"][1]["y"] == [None] * 3
 
     def test_the_table_of_pandas_has_no_number_there(self, tmp_path: Path) -> None:
         pytest.importorskip("pandas")
@@ -111,9 +110,8 @@ class TestDiverged:
         run, _ = diverged(tmp_path / "run", *tiny.SIZES)
         network = overflowing()
         network.encoder.append(NotANumber())  # type: ignore[operator]
-        for name in ("nmi", "gradient-norms"):
-            with pytest.raises(FedkeelError, match=f"'{name}' (cannot be computed of round 3|has no figure)"):
-                analysis.run(name, run, federation=tiny.federation(), model=network, save=False)
+        with pytest.raises(FedkeelError, match="'nmi' cannot be computed"):
+            analysis.run("nmi", run, federation=tiny.federation(), model=network, save=False)
 
     def test_a_tracker_gets_what_is_a_number(self) -> None:
         worst = Evaluation("a", "a", "test", "global", correct=1, samples=4, loss_sum=math.nan)

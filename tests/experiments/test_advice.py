@@ -114,8 +114,8 @@ def test_vectors() -> None:
         ({**LABEL_SHIFT, "stateless": True}, ["fedavg", "fixbn", "univarfl"]),
         ({**LABEL_SHIFT, "batch_size": 1}, ["fedavg", "fedwon", "univarfl"]),
         ({**FEATURE_SHIFT, "batch_size": 4}, ["fedavg", "fedwon", "greg", "fedbn"]),
-        ({**FEATURE_SHIFT, "model": "moon_cnn"}, ["fedavg", "fedwon", "fedrdn"]),
-        ({**NEITHER, "model": "moon_cnn"}, ["fedavg"]),
+        ({**FEATURE_SHIFT, "model": "simple_cnn(norm=false)"}, ["fedavg", "fedwon", "fedrdn"]),
+        ({**NEITHER, "model": "simple_cnn(norm=false)"}, ["fedavg"]),
         ({**FEATURE_SHIFT, "unseen": "street"}, ["fedavg", "fedcoda", "greg", "ga"]),
     ],
 )
@@ -127,7 +127,7 @@ def test_each_that_is_left_out_has_its_reason() -> None:
     advice = advised(**LABEL_SHIFT, stateless=True)
     assert "needs clients that remember" in advice.left_out["hbn"]
     assert "not hbn: 'hbn' needs clients that remember" in repr(advice)
-    assert "no batch norm" in advised(**FEATURE_SHIFT, model="moon_cnn").calibrate
+    assert "no batch norm" in advised(**FEATURE_SHIFT, model="simple_cnn(norm=false)").calibrate
 
 
 def test_local_privacy_gets_methods_that_hide_a_sample() -> None:

@@ -118,8 +118,8 @@ def test_what_calibration_changed_is_told_of_methods_that_it_changed(tmp_path: P
     def trial(label: str, seed: int, before: float, after: float) -> Any:
         place = tmp_path / label / f"{seed}" / "diagnostics"
         place.mkdir(parents=True)
-        figure = {"kind": "lines", "numbers": {"as it is": before, "rule 64": after}}
-        (place / "calibration.json").write_text(json.dumps({"figures": [figure]}))
+        rounds = [{"round": 0, "numbers": {"accuracy": {"as it is": before, "rule 64": after}}}]
+        (place / "calibration.json").write_text(json.dumps({"rounds": rounds}))
         return SimpleNamespace(label=label, directory=place.parent)
 
     trials = [

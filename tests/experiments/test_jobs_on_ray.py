@@ -11,8 +11,8 @@ import pytest
 
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.comparison import choose_jobs, compare
-from fedkeel.experiments.jobs import beside_others
+from fedkeel.experiments.comparison import compare
+from fedkeel.experiments.jobs import beside_others, choose_jobs
 from tests.experiments.made_up import TINY, Watching
 from tests.processes import children, needs_ray, until
 

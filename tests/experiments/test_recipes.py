@@ -406,7 +406,7 @@ class TestFormat:
             "digits_cnn": "gn(groups=32, doubled=encoder.bn3)",
             "alexnet": "gn(groups=32, doubled=[encoder.bn3, encoder.bn4, encoder.bn5])",
             "resnet18": "gn(groups=32)",
-            "mobilenetv2(dropout=0.2)": "gn(groups=32)",
+            "timm:mobilenetv2_100(drop_rate=0.2)": "gn(groups=32)",
         }
 
     def test_a_wrong_name_gets_the_nearest(self) -> None:

@@ -14,7 +14,7 @@ from fedkeel import methods
 from fedkeel.config import Config
 from fedkeel.core.client import LocalClient
 from fedkeel.core.composition import Composition
-from fedkeel.core.messages import Broadcast, Missing
+from fedkeel.core.messages import Broadcast
 from fedkeel.core.method import Method
 from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Client, Federation
@@ -86,14 +86,6 @@ def started(
     setup = prepare(config, federation=federation or small_federation(), model=model or small_model(), method=method)
     store = Store.create(directory / "run", config)
     return Federated(setup, setup.executor(), store, Observer())
-
-
-def without_its_first_round(method: str, directory: Path, **options: Any) -> Federated:
-    """A run after its first round, which had too few updates to count."""
-    run = started(method, directory, min_clients=3, **options)
-    with changed(run, lambda result: Missing("client2", "gone") if result.client == "client2" else result):
-        run.round(0)
-    return run
 
 
 @contextmanager

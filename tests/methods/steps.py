@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from fedkeel.core import state
 from fedkeel.core.messages import Update
 from fedkeel.core.types import Output
-from fedkeel.data.federation import Federation
 from fedkeel.engine.rounds import Federated
-from tests.methods.small import broadcast, started
-from tests.methods.together import assert_a_slot_serves_all
+from tests.methods.small import broadcast
 
 
 def global_output(run: Federated, x: Tensor) -> Output:
@@ -44,22 +38,6 @@ def train(run: Federated, name: str = "client0", round: int = 0) -> Update:
     return run.setup.worker.train(name, broadcast(run, round), {})[0]
 
 
-def assert_descends(run: Federated, loss: Callable[[], float], rate: float = 1e-3) -> None:
-    """One plain step moves a weight by minus the rate times the difference quotient of `loss` at the global model."""
-    trained = train(run, round=1).weights
-    for entry in ("encoder.6.weight", "encoder.6.bias"):  # scale and shift of the last batch norm
-        before = run.server.weights[entry]
-        moved = trained[entry] - before
-        place, losses = int(moved.abs().argmax()), []
-        for change in (1e-3, -1e-3):
-            changed = before.clone()
-            changed[place] += change
-            run.server.weights = {**run.server.weights, entry: changed}
-            losses.append(loss())
-        run.server.weights = {**run.server.weights, entry: before}
-        assert float(moved[place]) == pytest.approx(-rate * (losses[0] - losses[1]) / 2e-3, rel=0.02), entry
-
-
 def rounds(run: Federated, number: int) -> dict[str, Tensor]:
     """What the server has after that many rounds."""
     try:
@@ -68,20 +46,3 @@ def rounds(run: Federated, number: int) -> dict[str, Tensor]:
     finally:
         run.executor.close()
     return {**tested.weights, **tested.statistics, **run.server.extras}
-
-
-def assert_executors_agree(method: str, directory: Path, federation: Federation, **options: Any) -> None:
-    """Three rounds under `serial` and under `processes`."""
-    results = [
-        rounds(started(method, directory / executor, federation, executor=executor, workers=2, **options), 3)
-        for executor in ("serial", "processes")
-    ]
-    assert results[0].keys() == results[1].keys()
-    for name, tensor in results[0].items():
-        torch.testing.assert_close(results[1][name], tensor, rtol=1e-4, atol=1e-5, msg=name)
-
-
-def assert_replayable(run: Federated, round: int) -> None:
-    """Clients can share a slot of the executor `cuda`, whose graphs were captured for the first of them."""
-    worker = run.setup.worker
-    assert_a_slot_serves_all(worker, broadcast(run, round), {client.name: {} for client in run.federation.clients})

@@ -62,7 +62,7 @@ def test_each_client_is_tested_with_its_own_and_a_stranger_with_the_global_one(t
 
 
 def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MethodError, match="'ditto' trains by SGD, and the optimiser is 'adamw'"):
+    with pytest.raises(MethodError, match="'ditto' takes steps of SGD, and the optimiser is 'adamw'"):
         tiny.run(tmp_path / "a", "ditto", optimizer="adamw")
     with pytest.raises(MethodError, match="'hbn' has one for all"):
         tiny.run(tmp_path / "b", "ditto+hbn")

@@ -3,12 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedkeel import methods
 from fedkeel.engine.rounds import Federated
-from fedkeel.errors import FedkeelError, MethodError
-from tests.methods.small import broadcast, pixels, small_federation, small_model, started
+from tests.methods.small import broadcast, pixels, small_federation, started
 
 CLIENTS = ["client0", "client1", "client2"]
 MEAN, VAR = "encoder.1.running_mean", "encoder.1.running_var"
@@ -86,31 +84,3 @@ def test_as_released_the_spread_is_around_the_moving_average(tmp_path, variant):
         run.round(round)
         torch.testing.assert_close(run.server.statistics[MEAN], mean.float(), rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(run.server.statistics[VAR], var.float(), rtol=1e-4, atol=1e-6)
-
-
-def test_no_gradient_flows_through_the_statistics(tmp_path):
-    run = started("fbn", tmp_path)
-    client = run.setup.worker.begin("client0", broadcast(run), {})
-    x = pixels(run.federation, "client0")[:4].requires_grad_()
-    run.setup.worker.method.forward(client, x).logits[0].sum().backward()
-    assert x.grad[0].abs().max() > 0
-    assert x.grad[1:].abs().max() == 0
-
-
-def test_layers_without_running_statistics_stay_as_they_are(tmp_path):
-    model = small_model()
-    model.encoder[6] = nn.BatchNorm2d(8, track_running_stats=False)
-    run = started("fbn", tmp_path, model=model)
-    run.round(0)
-    run.round(1)
-
-
-def test_it_is_refused_where_it_has_nothing_to_act_on(tmp_path):
-    with pytest.raises(MethodError, match="fbn"):
-        started("fbn+gn", tmp_path)
-    with pytest.raises(MethodError, match="global statistics"):
-        started("fedbn+fbn", tmp_path / "b").round(0)
-    with pytest.raises(FedkeelError, match="momentum"):
-        methods.build("fbn(momentum=0)")
-    with pytest.raises(FedkeelError, match="did you mean 'released'"):
-        methods.build("fbn(variant=release)")

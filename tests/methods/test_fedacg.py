@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from fedkeel.core.messages import Broadcast
@@ -62,18 +61,3 @@ def test_the_second_step_is_pulled_to_the_broadcast_weights_by_twice_beta() -> N
         expected = tensor - 0.1 * 2 * 0.25 * (first[name] - start[name].detach())
         torch.testing.assert_close(pulled[name], expected, rtol=1e-4, atol=1e-7)
     assert not torch.allclose(pulled["head.weight"], plain["head.weight"], atol=1e-5)
-
-
-def test_statistics_and_counters_of_a_round_are_those_of_fedavg(tmp_path: Path) -> None:
-    runs = [started(text, tmp_path / text) for text in ("fedavg", "fedacg(beta=0)")]
-    for run in runs:
-        run.round(0)
-    together.assert_close(runs[1].server.statistics, runs[0].server.statistics, atol=0)
-    assert runs[1].server.memory.keys() == {f"fedacg/{name}" for name in runs[1].server.weights}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedacg", "fedacg+hbn", "fedacg+greg"])
-def test_a_captured_step_serves_one_client_after_another(method: str) -> None:
-    worker = tiny.setup(method, local_epochs=2).worker
-    together.assert_a_slot_serves_all(worker, tiny.broadcast(worker, 1), {name: {} for name in tiny.SIZES})

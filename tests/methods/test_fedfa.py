@@ -1,31 +1,16 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor, nn
 
 from fedkeel import methods
-from fedkeel.core.checking import check
 from fedkeel.core.method import Method
 from fedkeel.nn.draws import normal
-from tests.methods.small import broadcast, pixels, small_federation, small_model, started
-from tests.methods.steps import rounds, train
+from tests.methods.small import broadcast, small_model, started
+from tests.methods.steps import train
 
-UNEVEN = [[0, 1, 2] * 4, [0, 0, 0, 1], [0, 2, 2]]
 CLIENTS = ["client0", "client1", "client2"]
-CHANNELS = [6, 8]
-
-
-def test_training_is_augmented_and_testing_is_not(tmp_path):
-    results = {p: rounds(started(f"fedfa(p={p})", tmp_path / str(p)), 1)["encoder.0.weight"] for p in (0.0, 1.0)}
-    plain = rounds(started("fedavg", tmp_path / "plain"), 1)["encoder.0.weight"]
-    assert torch.equal(results[0.0], plain)
-    assert not torch.allclose(results[1.0], plain, atol=1e-3)
-    run = started("fedfa(p=1)", tmp_path / "test")
-    model, bare = run.setup.worker.model.eval(), small_model().eval()
-    x = pixels(run.federation, "client0")
-    torch.testing.assert_close(model(x).logits, bare(x).logits)
 
 
 def test_a_step_is_one_of_the_network_with_the_layers_formula_put_in(tmp_path):
@@ -63,18 +48,6 @@ def test_a_step_is_one_of_the_network_with_the_layers_formula_put_in(tmp_path):
         torch.testing.assert_close(
             update.weights[name].double(), parameter.detach() - 0.1 * parameter.grad, rtol=1e-3, atol=1e-5
         )
-
-
-def test_a_client_sends_the_mean_statistics_of_its_maps(tmp_path):
-    """All data are one batch, which meets the broadcast model."""
-    run = started("fedfa(p=0)", tmp_path, batch_size=64)
-    update = train(run)
-    check(update, broadcast(run))
-    hidden = small_model().train().encoder[:5](pixels(run.federation, "client0")).detach()
-    torch.testing.assert_close(update.extras["fedfa/mean"][:6], hidden.mean(dim=(0, 2, 3)))
-    deviations = (hidden.var(dim=(2, 3), correction=0) + 1e-6).sqrt().mean(dim=0)
-    torch.testing.assert_close(update.extras["fedfa/std"][:6], deviations)
-    assert update.extras["fedfa/mean"].shape == (sum(CHANNELS),)
 
 
 def test_the_server_sends_back_the_variance_over_the_clients(tmp_path):
@@ -127,32 +100,6 @@ def test_a_client_goes_on_from_its_own_averages_and_a_new_one_from_the_mean_of_t
     assert not torch.equal(started_from[0], started_from[1])
     assert torch.equal(started_from[3], run.server.extras["fedfa/mean"])
     torch.testing.assert_close(started_from[3], torch.stack(memories).mean(dim=0))
-
-
-def test_nothing_of_it_is_in_the_model_that_travels(tmp_path):
-    run = started("fedfa", tmp_path)
-    assert {**run.server.weights, **run.server.statistics}.keys() == small_model().state_dict().keys()
-
-
-def test_clients_rounds_and_layers_draw_differently(tmp_path):
-    keys: list[int] = []
-
-    class Look(Method):
-        name = "look"
-
-        def start(self, client):
-            keys.extend(int(layer.key) for layer in client.model.feature_augmentation)
-
-    run = started([methods.build("fedfa"), Look()], tmp_path)
-    for round in range(2):
-        run.round(round)
-    assert len(set(keys)) == len(keys) == 12
-
-
-@pytest.mark.parametrize("batch_size", [8, 1])
-def test_missing_classes_and_single_samples(tmp_path, batch_size):
-    after = rounds(started("fedfa", tmp_path, small_federation(UNEVEN), batch_size=batch_size), 3)
-    assert all(torch.isfinite(tensor).all() for tensor in after.values())
 
 
 def test_a_second_forward_as_gregs_draws_nothing_new(tmp_path):

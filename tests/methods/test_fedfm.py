@@ -10,11 +10,9 @@ from fedkeel.engine.rounds import Federated
 from fedkeel.methods.fedfm import global_anchors
 from tests.methods.small import CLASSES, pixels, small_federation, started
 from tests.methods.steps import (
-    assert_descends,
     cosine,
     cross_entropy,
     global_output,
-    rounds,
     train,
 )
 
@@ -68,21 +66,12 @@ def test_the_loss_of_a_real_step_is_that_of_the_paper(tmp_path):
     assert train(run, round=1).metrics["loss"] == pytest.approx(wanted, rel=1e-4)
 
 
-def test_training_moves_along_the_gradient_of_that_loss(tmp_path):
-    text = "fedfm(from_round=1, lambda_=2)"
-    run = started(text, tmp_path, small_federation(UNEVEN), batch_size=64, learning_rate=1e-3, momentum=0.0)
-    ready(run)
-    anchors = expected_anchors(run)
-    assert_descends(run, lambda: expected_loss(run, anchors, 2))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["2", "0.5"])
-@pytest.mark.parametrize("anchors", ["asked", "update"])
-def test_it_matches_from_its_round_or_share_of_the_rounds_on(tmp_path, anchors, start):
+def test_it_matches_from_its_round_or_share_of_the_rounds_on(tmp_path, start):
     runs = {
         text: started(text, tmp_path / str(i), rounds=4)
-        for i, text in enumerate(("fedavg", f"fedfm(from_round={start}, anchors={anchors})"))
+        for i, text in enumerate(("fedavg", f"fedfm(from_round={start})"))
     }
     same = []
     for round in range(4):
@@ -91,26 +80,6 @@ def test_it_matches_from_its_round_or_share_of_the_rounds_on(tmp_path, anchors, 
         left, right = (run.server.weights["encoder.0.weight"] for run in runs.values())
         same.append(torch.equal(left, right))
     assert same == [True, True, False, False]
-
-
-def test_asking_is_one_exchange_in_each_round_that_matches_and_none_with_the_update(tmp_path):
-    for anchors, expected in (("asked", [0, 1, 1]), ("update", [0, 0, 0])):
-        run = started(f"fedfm(from_round=1, anchors={anchors})", tmp_path / anchors)
-        asked = []
-        for round in range(3):
-            run.round(round)
-            asked.append(run.traffic["questions"])
-        assert asked == expected
-
-
-def test_anchors_with_the_update_are_weighted_by_class_counts_and_of_the_trained_models(tmp_path):
-    run = started("fedfm(from_round=1, anchors=update)", tmp_path, small_federation(UNEVEN))
-    sent = [train(run, name).extras for name in CLIENTS]
-    assert sent[1]["fedfm/counts"].tolist() == [3, 1, 0, 0]
-    run.round(0)
-    means = [tensors["fedfm/means"] for tensors in sent]
-    torch.testing.assert_close(run.server.extras["fedfm/anchors"][1], (4 * means[0][1] + means[1][1]) / 5)
-    torch.testing.assert_close(run.server.extras["fedfm/anchors"][2], (4 * means[0][2] + 2 * means[2][2]) / 6)
 
 
 def test_an_anchor_stays_where_a_class_is_missing():
@@ -128,11 +97,4 @@ def test_an_anchor_stays_where_a_class_is_missing():
 def test_a_run_that_ends_before_it_matches_is_told_so(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="fedkeel"):
         started("fedfm", tmp_path, rounds=20).round(0)
-    assert "never will" in caplog.text
-
-
-@pytest.mark.parametrize("batch_size", [8, 1])
-def test_missing_classes_and_single_samples(tmp_path, batch_size):
-    text = "fedfm(from_round=1)"
-    after = rounds(started(text, tmp_path, small_federation(UNEVEN), batch_size=batch_size, learning_rate=0.01), 3)
-    assert all(torch.isfinite(tensor).all() for tensor in after.values())
+    assert "ends before 'fedfm' matches" in caplog.text

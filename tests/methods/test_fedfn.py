@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
@@ -8,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel import methods, models
-from fedkeel.errors import FedkeelError
 from fedkeel.methods.fedfn import normalise_features
 from fedkeel.nn.surgery import batch_norms
-from tests.methods.small import broadcast, pixels, small_model, started
+from tests.methods.small import small_model
 
 
 def lengths(rows: Tensor) -> Tensor:
@@ -28,15 +26,6 @@ def test_features_before_the_head_have_length_sqrt_d_and_no_normalisation_is_lef
     torch.testing.assert_close(model.head(output.features), output.logits)
     assert not batch_norms(model)
     assert set(model.state_dict()) == {name for name in names if not name.startswith(("encoder.1.", "encoder.6."))}
-
-
-def test_it_holds_in_every_step_of_a_real_round_and_in_copies_of_the_model(tmp_path):
-    run = started("fedfn", tmp_path)
-    run.round(0)
-    worker = run.setup.worker.twin()
-    client = worker.begin("client0", broadcast(run, 1), {})
-    features = worker.method.forward(client, pixels(run.federation, "client0")).features
-    torch.testing.assert_close(lengths(features), torch.full((24,), math.sqrt(8)).double(), rtol=1e-5, atol=0)
 
 
 def test_hbn_has_it_before_the_first_fully_connected_layer():
@@ -70,19 +59,3 @@ def test_the_formula_by_hand_and_a_feature_without_direction():
     torch.testing.assert_close(result.detach(), torch.tensor([[1.2, 1.6, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]))
     result.square().sum().backward()
     assert torch.isfinite(rows.grad).all()
-
-
-def test_the_length_of_the_features_of_the_plain_network_does_not_matter():
-    model = small_model(lambda _: nn.Identity())
-    methods.build("fedfn").prepare(model)
-    louder = copy.deepcopy(model)
-    with torch.no_grad():
-        louder.encoder[5].weight *= 3
-        louder.encoder[5].bias *= 3
-    x = torch.rand(2, 3, 8, 8)
-    torch.testing.assert_close(model(x).logits, louder(x).logits)
-
-
-def test_a_wrong_place_is_refused():
-    with pytest.raises(FedkeelError, match="before"):
-        methods.build("fedfn(before=tail)")

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 
 from fedkeel import methods
@@ -12,7 +9,6 @@ from fedkeel.core.messages import Update
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, select
 from fedkeel.engine.rounds import Federated
-from fedkeel.errors import MethodError
 from tests import tiny
 from tests.methods.small import broadcast, names, started
 
@@ -87,17 +83,6 @@ def test_every_round_is_that_of_the_formulas(tmp_path, tau, beta, participation)
     assert expected.dropped > 0
 
 
-def test_a_client_far_from_the_global_model_gains_weight():
-    method = methods.build("fedheal")
-    server = fake_server({"w": torch.zeros(3)})
-    updates = [fake_update("near", [1.0, 0, 0]), fake_update("far", [0, 3.0, 0])]
-    new = method.weights(server, updates, {})
-    assert float(server.memory["share/far"]) == pytest.approx(0.5 + 0.4 * 3 / 4)
-    assert float(server.memory["share/near"]) == pytest.approx(0.5 + 0.4 * 1 / 4)
-    far = 0.8 / 1.4
-    torch.testing.assert_close(new["w"], torch.tensor([1 - far, 3 * far, 0]))
-
-
 def test_a_client_that_comes_late_counts_for_as_much_as_the_others_did():
     method = methods.build("fedheal")
     server = fake_server({"w": torch.zeros(3)})
@@ -119,33 +104,6 @@ def test_an_entry_that_nobody_counts_stays_and_one_that_one_counts_is_taken_whol
     assert 1 < float(new[0]) < 7
 
 
-def test_the_mean_of_identical_clients_is_that_client():
-    method, worker = methods.build("fedheal"), tiny.setup("fedheal").worker
-    message = tiny.broadcast(worker)
-    update, _ = worker.train("ward", message, {})
-    masks = select(update.extras, "fedheal")
-    server = fake_server(message.weights)
-    updates = [Update(client, 1, update.weights, {}, masks) for client in "abcdefg"]
-    new = method.weights(server, updates, {})
-    assert all(torch.equal(new[name], tensor) for name, tensor in update.weights.items())
-
-
-def test_clients_that_do_not_move_are_no_division_by_zero():
-    server = fake_server({"w": torch.tensor([5.0])})
-    new = methods.build("fedheal").weights(server, [fake_update("a", [5.0]), fake_update("b", [5.0])], {})
-    assert new["w"].tolist() == [5]
-    assert all(torch.isfinite(tensor) for tensor in server.memory.values())
-
-
-def test_an_entry_that_does_not_move_counts_as_one_that_fell(tmp_path):
-    """u >= 0, as in the released code: it has been so in every round, and so it is consistent."""
-    run = started("fedheal", tmp_path)
-    run.setup.worker.model.encoder[0].weight.requires_grad_(False)
-    for round in range(3):
-        run.round(round)
-    assert (memory_of(run, "client0")["falls/encoder.0.weight"] == 3).all()
-
-
 def test_the_history_stays_on_the_client_and_counts_its_own_rounds(tmp_path):
     run = started("fedheal", tmp_path, participation=0.34, rounds=6)
     trained = dict.fromkeys(names(run), 0)
@@ -160,44 +118,6 @@ def test_the_history_stays_on_the_client_and_counts_its_own_rounds(tmp_path):
         assert all(int(t.min()) >= 0 and int(t.max()) <= rounds for n, t in kept.items() if n.startswith("falls/"))
     server = {name for name, tensor in run.server.memory.items() if tensor.numel() > 1}
     assert server == set()  # two numbers for each client, no history
-
-
-def test_an_update_has_a_byte_more_for_each_weight(tmp_path: Path) -> None:
-    def sent(method: str) -> int:
-        return int(tiny.run(tmp_path / method, method, rounds=1).records("round")[0]["bytes_up"])
-
-    weights = sum(p.numel() for p in tiny.model().parameters())
-    assert sent("fedheal") == sent("fedavg") + 3 * weights
-
-
-def test_statistics_and_counters_keep_their_own_rule(tmp_path: Path) -> None:
-    plain, healed = (
-        safetensors.torch.load_file(tiny.run(tmp_path / m, m, rounds=1).directory / "model.safetensors")
-        for m in ("fedavg", "fedheal")
-    )
-    for name in plain:
-        is_weight = "running" not in name and "num_" not in name
-        assert torch.equal(plain[name], healed[name]) is not is_weight, name
-
-
-def test_it_leaves_alone_what_fedbn_keeps(tmp_path):
-    run = started("fedheal+fedbn", tmp_path)
-    run.round(0)
-    falls = {name for name in memory_of(run, "client0") if name.startswith("falls/")}
-    assert falls == {f"falls/{name}" for name in run.server.weights}
-    assert len(falls) == 6  # two convolutions and the head
-
-
-def test_the_mean_that_others_made_is_not_discarded_in_silence():
-    for text in ("fedgma+fedheal", "ga+fedheal"):
-        with pytest.raises(MethodError, match="would discard"):
-            methods.build(text)
-    methods.build("fedheal+fedgma")
-
-
-def test_stateless_clients_are_refused(tmp_path):
-    with pytest.raises(MethodError, match="'fedheal' needs clients that remember"):
-        started("fedheal", tmp_path, stateless=True)
 
 
 def fake_server(weights: Tensors) -> Server:

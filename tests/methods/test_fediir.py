@@ -7,12 +7,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedkeel import methods, models
+from fedkeel import methods
 from fedkeel.core.composition import Composition
 from fedkeel.core.state import Tensors
 from fedkeel.errors import MethodError
 from tests import tiny
-from tests.methods import together
 from tests.methods.small import names, pixels, small_model, started
 
 RATE = 0.1
@@ -74,17 +73,6 @@ def test_a_step_follows_the_gradient_of_cross_entropy_and_penalty_by_finite_diff
     assert (new["encoder.0.weight"] - plain["encoder.0.weight"]).abs().max() > 1e-4
 
 
-def test_a_classifier_gradient_equal_to_the_mean_is_left_alone():
-    x, y = ward()
-    weight, bias = classifier_gradient(tiny.model().double().train(), x, y)
-    mean = {"weight": weight.detach().float(), "bias": bias.detach().float()}
-    near, plain = one_step("fediir(gamma=10)", mean), one_step("fedavg", {})
-    for name in plain:
-        torch.testing.assert_close(near[name], plain[name], rtol=1e-4, atol=1e-5)
-    far = one_step("fediir(gamma=10)", mean_gradient())
-    assert any((far[name] - plain[name]).abs().max() > 1e-2 for name in plain)
-
-
 def test_the_mean_gradient_is_over_all_batches_of_the_rounds_clients(tmp_path):
     """14, 9 and 21 samples in batches of 4 make 4, 3 and 6 batches, the last of them smaller."""
     setup = tiny.setup("fediir", network=tiny.model(norm=False))
@@ -126,45 +114,7 @@ def test_the_server_keeps_a_moving_average_of_it(tmp_path):
             torch.testing.assert_close(run.server.extras[f"fediir/{name}"].double(), tensor, rtol=1e-3, atol=1e-6)
 
 
-def test_the_extra_pass_leaves_statistics_alone(tmp_path):
-    run = started("fediir(gamma=0)", tmp_path)
-    plain = started("fedavg", tmp_path / "plain")
-    for round in range(2):
-        run.round(round)
-        plain.round(round)
-    for name, tensor in plain.server.statistics.items():
-        assert torch.equal(run.server.statistics[name], tensor)
-    assert run.traffic["questions"] == 1
-
-
-def test_without_any_answer_the_last_mean_stays(tmp_path):
-    run = started("fediir", tmp_path)
-    run.round(0)
-    before = run.server.extras
-    run.server.asker = lambda *_: {}
-    run.round(1)
-    assert all(torch.equal(tensor, run.server.extras[name]) for name, tensor in before.items())
-
-
 # -- everywhere --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["fediir(gamma=0.5)", "fediir(gamma=0.5)+greg", "hbn+fediir(gamma=0.5)"])
-def test_a_slot_serves_one_client_after_another_and_asks_the_host_nothing(method: str) -> None:
-    worker = tiny.setup(method, momentum=0.9).worker
-    extras = {f"fediir/{name}": tensor for name, tensor in mean_gradient().items()}
-    message = tiny.broadcast(worker, round=1, extras=extras)
-    together.assert_a_slot_serves_all(worker, message, {name: {} for name in tiny.SIZES})
-
-
-def test_the_head_of_a_wrapped_network_is_its_classifier(tmp_path):
-    network = nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.ReLU(), nn.Linear(6, 4))
-    run = started("fediir", tmp_path, model=models.wrap(network, head="3"))
-    run.round(0)
-    assert {name: tuple(t.shape) for name, t in run.server.extras.items()} == {
-        "fediir/weight": (4, 6),
-        "fediir/bias": (4,),
-    }
 
 
 def test_a_classifier_that_does_not_train_is_refused():

@@ -8,18 +8,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-import fedkeel
 from fedkeel import methods
 from fedkeel.core.method import Method
-from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Client, Federation
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.tasks import Task
-from fedkeel.errors import MethodError
-from tests import vectors
 from tests.methods.small import broadcast, pixels, small_federation, small_model, started
-from tests.methods.steps import rounds, train
+from tests.methods.steps import train
 
 CLIENTS = ["client0", "client1", "client2"]
 
@@ -165,68 +161,3 @@ def test_clients_that_come_later_are_asked_when_they_come_and_the_table_keeps_it
         shapes.add(tuple(run.server.extras["fedrdn/pairs"].shape))
     assert len(asked) > 1
     assert shapes == {(3, 2, 3)}
-
-
-def test_stateless_clients_will_do(tmp_path):
-    results = [rounds(started("fedrdn", tmp_path / str(s), stateless=s), 2)["head.weight"] for s in (False, True)]
-    assert torch.equal(results[0], results[1])
-
-
-def test_images_of_one_colour_are_not_divided_by_zero(tmp_path):
-    federation = small_federation()
-    federation.images[federation["client1"].train] = 100
-    after = rounds(started("fedrdn", tmp_path, federation, learning_rate=1e-4), 2)
-    assert all(torch.isfinite(tensor).all() for tensor in after.values())
-
-
-@pytest.mark.parametrize("batch_size", [8, 1])
-def test_missing_classes_and_single_samples(tmp_path, batch_size):
-    run = started("fedrdn", tmp_path, small_federation([[0, 1, 2] * 4, [0], [2, 2]]), batch_size=batch_size)
-    assert all(torch.isfinite(tensor).all() for tensor in rounds(run, 2).values())
-
-
-def test_rounds_and_clients_draw_differently(tmp_path):
-    look = Look()
-    run = started([methods.build("fedrdn"), look], tmp_path, small_federation([[0] * 8] * 3), batch_size=8)
-    run.federation.images[:] = run.federation.images[:8].repeat(3, 1, 1, 1)
-    run.setup.worker.store.images[:] = run.federation.images
-    run.server.extras = {"fedrdn/pairs": torch.rand(3, 2, 3) + 1, "fedrdn/known": torch.tensor(3)}
-    for name, round in (("client0", 0), ("client1", 0), ("client0", 1)):
-        train(run, name, round)
-    sums = [x.sum(dim=(1, 2, 3)).sort().values for x in look.seen]
-    assert not torch.allclose(sums[0], sums[1])
-    assert not torch.allclose(sums[0], sums[2])
-
-
-def test_hbn_collects_its_statistics_on_images_normalised_with_the_clients_own_pair(tmp_path):
-    run = started("fedrdn+hbn(record=batch)", tmp_path)
-    ask(run)
-    update = train(run, "client1")
-    mean, std = pair_by_hand(pixels(run.federation, "client1"))
-    x = pixels(run.federation, "client1").double()
-    x = (x - torch.from_numpy(mean)[:, None, None]) / torch.from_numpy(std)[:, None, None]
-    weights = run.server.weights
-    maps = nn.functional.conv2d(x, weights["encoder.0.weight"].double(), weights["encoder.0.bias"].double(), padding=1)
-    torch.testing.assert_close(update.statistics["encoder.1.running_mean"], maps.mean(dim=(0, 2, 3)).float())
-
-
-def test_what_cannot_work_is_refused():
-    flat = Classifier(nn.Flatten(), nn.Linear(12, 2), 12, 2)
-    methods.build("fedrdn").prepare(flat)
-    with pytest.raises(MethodError, match="a layer of 12 inputs on images: choose a convolutional model"):
-        flat.eval()(torch.zeros(1, 3, 2, 2))
-    with pytest.raises(MethodError, match="first convolution"):
-        methods.build("fedrdn").prepare(Classifier(nn.Flatten(), nn.Bilinear(2, 2, 2), 12, 2))
-
-
-def test_of_vectors_each_feature_has_the_pair_of_the_client_s_own(tmp_path):
-    federation = vectors.federation(test_transform="normalise(mean=1, std=2)")
-    options = {"model": "mlp(hidden=4)", "rounds": 1, "batch_size": 8, "evaluation_batch": 8, "device": "cpu"}
-    fedkeel.simulate(options, method="fedrdn", federation=federation, directory=tmp_path / "run")
-    layer = fedkeel.load(tmp_path / "run", client="south").network.network.own_normalisation
-    x = (federation.images[federation["south"].train].double() - 1) / 2
-    torch.testing.assert_close(layer.pair, torch.stack([x.mean(0), x.std(0, correction=0)]).float())
-    new = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(layer(new), (new - layer.pair[0]) / layer.pair[1])
-    layer.known.zero_()  # of a client that never trained: what the batch says
-    torch.testing.assert_close(layer(new), (new - new.mean(0)) / new.std(0, correction=0))

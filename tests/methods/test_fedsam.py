@@ -8,7 +8,6 @@ from torch import Tensor
 from fedkeel import methods
 from fedkeel.errors import MethodError
 from tests import tiny
-from tests.methods import together
 
 RATE = 0.1
 
@@ -54,23 +53,12 @@ def test_a_step_uses_the_gradient_at_the_worst_point_nearby(steps: int, rho: flo
         torch.testing.assert_close(given[name].double(), tensor.double(), rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_it_is_not_sgd() -> None:
-    sam, plain = trained("fedsam", 1)[0], trained("fedavg", 1)[0]
-    assert not torch.allclose(sam["encoder.0.weight"], plain["encoder.0.weight"], atol=1e-5)
-
-
 def test_running_statistics_are_those_of_the_first_pass() -> None:
     """One step: the same statistics, counter included, as without the second pass, however far that one is away."""
     sam, plain = trained("fedsam(rho=5)", 1), trained("fedavg", 1)
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         assert torch.equal(sam[0][f"encoder.1.{name}"], plain[0][f"encoder.1.{name}"])
     assert sam[1] == plain[1]  # the loss that is reported is that of the model, too
-
-
-def test_what_hbn_records_while_training_is_of_the_first_pass() -> None:
-    text = "hbn(statistics=moving-average)"
-    sam, plain = trained(f"fedsam(rho=5)+{text}", 1)[0], trained(text, 1)[0]
-    assert torch.equal(sam["encoder.1.running_mean"], plain["encoder.1.running_mean"])
 
 
 def test_a_gradient_of_zero_stays_zero() -> None:
@@ -95,9 +83,3 @@ def test_it_is_written_before_what_corrects_gradients() -> None:
         results.append(update.weights)
     for name, plain in results[1].items():
         torch.testing.assert_close(results[0][name], plain - RATE, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("method", ["fedsam", "fedsam+hbn", "greg+fedsam"])
-def test_a_captured_step_serves_one_client_after_another(method: str) -> None:
-    worker = tiny.setup(method).worker
-    together.assert_a_slot_serves_all(worker, tiny.broadcast(worker, 1), {name: {} for name in tiny.SIZES})

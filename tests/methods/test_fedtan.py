@@ -12,7 +12,6 @@ from fedkeel import methods
 from fedkeel.core.types import Classifier
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import MethodError
-from tests import tiny
 from tests.methods import together
 from tests.methods.small import CLASSES, broadcast, pixels, small_federation, small_model, started
 
@@ -98,40 +97,6 @@ def test_later_steps_are_those_of_fedavg(tmp_path: Path) -> None:
     together.assert_close(two.statistics, dict(model.named_buffers()))
 
 
-def test_with_one_client_it_is_fedavg(tmp_path: Path) -> None:
-    on = tiny.federation({"ward": 14})
-    results = [tiny.run(tmp_path / text, text, on=on, rounds=2, batch_size=14) for text in ("fedtan", "fedavg")]
-    losses = [[record["loss"] for record in run.records("round")] for run in results]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-
-
-def test_it_says_what_its_exchanges_cost(tmp_path: Path) -> None:
-    """Three for each of two batch norms, each with the whole model down to every client."""
-    run, plain = (
-        full_batches("fedtan", tmp_path / "a", small_model()),
-        full_batches("fedavg", tmp_path / "b", small_model()),
-    )
-    run.round(0)
-    plain.round(0)
-    assert run.traffic["questions"] == 6
-    assert run.traffic["bytes_down"] > 7 * plain.traffic["bytes_down"]
-    # mean, var and both derivatives of 6 + 8 channels, twice
-    assert run.traffic["bytes_up"] - plain.traffic["bytes_up"] == 2 * 3 * 4 * 4 * (6 + 8)
-    assert run.server.extras == {}
-
-
-def test_the_reported_loss_is_that_of_the_batch(tmp_path: Path) -> None:
-    run = full_batches("fedtan", tmp_path, small_model())
-    run.round(0)
-    run.store.flush()
-    losses = [r["loss"] for r in tiny.fedkeel.Run(tmp_path / "run").records("client")]
-    model, on = small_model().train(), small_federation()
-    x = torch.cat([pixels(on, name) for name in CLIENTS])
-    y = torch.cat([on.labels[on[name].train] for name in CLIENTS])
-    loss = F.cross_entropy(model(x).logits, y, reduction="none").split([24, 16, 32])
-    assert losses == pytest.approx([part.mean().item() for part in loss], rel=1e-4)
-
-
 def test_models_that_it_cannot_go_through_are_refused(tmp_path: Path) -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -152,7 +117,3 @@ def test_models_that_it_cannot_go_through_are_refused(tmp_path: Path) -> None:
     for text in ("fedtan+gn", "fedtan+hbn", "fedtan+greg"):
         with pytest.raises(MethodError):
             methods.build(text).prepare(small_model())
-
-
-def test_its_first_step_is_not_captured() -> None:
-    assert tiny.setup("fedtan").worker.method.uncapturable == ["fedtan"]

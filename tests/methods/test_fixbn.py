@@ -10,9 +10,7 @@ from torch import nn
 from fedkeel import methods
 from fedkeel.core import state
 from fedkeel.core.client import LocalClient
-from fedkeel.core.composition import Composition
-from fedkeel.errors import MethodError
-from tests.methods.small import Probe, broadcast, pixels, small_model, started
+from tests.methods.small import Probe, broadcast, pixels, started
 
 
 def identical(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
@@ -68,14 +66,6 @@ def test_the_second_stage_trains_under_the_frozen_statistics_and_clients_leave_t
     assert identical(update.statistics, run.server.statistics) is (round == 2)
 
 
-def test_dropout_goes_on_in_the_second_stage(tmp_path):
-    run = started("fixbn(freeze_from=0)", tmp_path, model=small_model(dropout=0.5))
-    client = run.setup.worker.begin("client0", broadcast(run), {})
-    x = pixels(run.federation, "client0")
-    one, two = (run.setup.worker.method.forward(client, x).logits for _ in range(2))
-    assert not torch.equal(one, two)
-
-
 def test_gradients_are_clipped_from_the_freezing_on_and_not_before(tmp_path):
     norms: dict[int, list[float]] = {}
 
@@ -89,12 +79,3 @@ def test_gradients_are_clipped_from_the_freezing_on_and_not_before(tmp_path):
     run.round(1)
     assert min(norms[0]) > 0.01
     assert max(norms[1]) <= 0.01 * 1.001
-
-
-def test_it_is_refused_where_it_has_nothing_to_act_on(tmp_path):
-    with pytest.raises(MethodError, match="fixbn"):
-        started("gn+fixbn", tmp_path)
-    with pytest.raises(MethodError, match="global statistics"):
-        started("silobn+fixbn", tmp_path / "b").round(0)
-    with pytest.raises(MethodError, match="statistics"):
-        Composition([methods.build("fbn"), methods.build("fixbn")])

@@ -7,14 +7,12 @@ import torch
 
 from fedkeel.core.checking import check
 from fedkeel.engine.rounds import Federated
-from fedkeel.formulas.prototypes import clustered, padded, regrouped
+from fedkeel.formulas.prototypes import regrouped
 from tests.methods.small import broadcast, pixels, small_federation, started
 from tests.methods.steps import (
-    assert_descends,
     cosine,
     cross_entropy,
     global_output,
-    rounds,
     train,
 )
 
@@ -53,12 +51,6 @@ def test_the_loss_of_a_real_step_is_that_of_the_paper(tmp_path, temperature):
     assert train(run, round=1).metrics["loss"] == pytest.approx(entropy + terms, rel=1e-4)
 
 
-def test_training_moves_along_the_gradient_of_that_loss(tmp_path):
-    run = started("fpl(temperature=0.2)", tmp_path, batch_size=64, learning_rate=1e-3, momentum=0.0)
-    run.round(0)
-    assert_descends(run, lambda: sum(expected_loss(run, "client0", 0.2)))
-
-
 def test_a_client_sends_class_means_of_its_trained_model(tmp_path):
     federation = small_federation(UNEVEN)
     run = started("fpl", tmp_path, federation)
@@ -84,21 +76,3 @@ def test_a_class_that_no_client_of_a_round_has_keeps_its_prototypes():
     second = regrouped([(5 * torch.ones(1, 3), torch.tensor([0]))], first)
     kept = {int(c): row.tolist() for row, c in zip(*second, strict=True) if c >= 0}
     assert kept == {0: [5.0, 5.0, 5.0], 1: [0.0, 1.0, 0.0]}
-
-
-def test_rows_are_padded_to_a_power_of_two_with_rows_of_no_class():
-    for n, size in ((0, 1), (1, 1), (2, 2), (3, 4), (5, 8), (8, 8)):
-        points, classes = padded(torch.ones(n, 2), torch.zeros(n, dtype=torch.int64))
-        assert classes.tolist() == [0] * n + [-1] * (size - n)
-        assert points.shape == (size, 2)
-    points, classes = clustered(torch.ones(3, 2), torch.tensor([-1, -1, -1]))
-    assert points.shape == (0, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [8, 1])
-def test_missing_classes_and_single_samples(tmp_path, batch_size):
-    run = started("fpl", tmp_path, small_federation(UNEVEN), batch_size=batch_size, learning_rate=0.01)
-    after = rounds(run, 3)
-    assert set(run.server.extras["fpl/classes"].tolist()) == {0, 1, 2, -1}
-    assert all(torch.isfinite(tensor).all() for tensor in after.values())

@@ -49,13 +49,6 @@ def test_a_layer_that_is_not_there_cannot_be_doubled() -> None:
         tiny.setup("gn(doubled=encoder.bn9)")
 
 
-def test_a_sample_is_normalised_by_itself() -> None:
-    model = tiny.setup("gn").worker.model.train()
-    x = torch.rand(4, 3, 8, 8)
-    with torch.no_grad():
-        assert torch.allclose(model(x).logits[:1], model(x[:1]).logits, atol=1e-6)
-
-
 def test_without_batch_norm_there_is_nothing_to_replace() -> None:
     with pytest.raises(
         MethodError, match=r"'gn' acts on batch norm, and there is none to act on \(the model has none\)"

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 import pytest
@@ -11,23 +10,18 @@ from torch import Tensor, nn
 from fedkeel import methods
 from fedkeel.core.client import LocalClient
 from fedkeel.core.composition import Composition
-from fedkeel.core.messages import Answer, Update
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import MethodError
-from fedkeel.nn import HybridBatchNorm
 from tests.methods.small import (
     Probe,
     broadcast,
-    changed,
     pixels,
     small_federation,
     small_model,
     started,
     trained,
-    without_its_first_round,
 )
-from tests.methods.together import assert_a_slot_serves_all
 
 MEAN, VAR, ALPHA = "encoder.1.running_mean", "encoder.1.running_var", "encoder.1.alpha"
 CLIENTS = ["client0", "client1", "client2"]
@@ -83,26 +77,6 @@ def test_by_default_the_mixture_is_recorded(tmp_path):
     x = activations(run, run.server.weights, "client1")  # one batch: half of it, half of mean 0 and variance 1
     torch.testing.assert_close(update.statistics[MEAN], 0.5 * x.mean(dim=(0, 2, 3)).float())
     torch.testing.assert_close(update.statistics[VAR], 0.5 * x.var(dim=(0, 2, 3), correction=0).float() + 0.5)
-
-
-def test_the_statistics_are_of_the_broadcast_weights_whatever_training_does(tmp_path):
-    updates = []
-    for rate in (0.01, 0.5):
-        run = started("hbn", tmp_path / str(rate), learning_rate=rate)
-        updates.append(run.setup.worker.train("client0", broadcast(run), {})[0])
-    assert not torch.equal(updates[0].weights["head.weight"], updates[1].weights["head.weight"])
-    for name, statistic in updates[0].statistics.items():
-        assert torch.equal(statistic, updates[1].statistics[name])
-
-
-def test_training_normalises_with_the_broadcast_statistics(tmp_path):
-    seen = []
-    probe = Probe(gradients=lambda client: seen.append(client.model.get_buffer(MEAN).clone()))
-    run = started([methods.build("hbn"), probe], tmp_path)
-    run.server.statistics[MEAN] = torch.full((6,), 0.25)
-    run.round(0)
-    assert len(seen) == 9
-    assert all(torch.equal(mean, torch.full((6,), 0.25)) for mean in seen)
 
 
 def test_the_factor_never_travels_differs_between_clients_and_is_kept(tmp_path):
@@ -166,28 +140,6 @@ def test_from_scratch_the_first_moments_are_taken_whole(tmp_path, method):
     assert 0 < (run.server.statistics[MEAN] - before).abs().max() < 0.02 * before.abs().max()
 
 
-def test_a_first_round_that_does_not_count_leaves_the_warm_start_to_the_next(tmp_path):
-    run = without_its_first_round("hbn", tmp_path)
-    assert torch.equal(run.server.statistics[MEAN], torch.zeros(6))
-    sent = run.server.weights
-    run.round(1)
-    for name, moment in zip((MEAN, VAR), union_moments(run, sent), strict=True):
-        torch.testing.assert_close(run.server.statistics[name], moment)
-
-
-def test_a_warm_start_that_was_asked_for_is_not_lost_with_a_first_round_that_does_not_count(tmp_path):
-    model = small_model()
-    model.encoder[1].running_mean.fill_(0.5)  # as of a network that has been trained
-    run = without_its_first_round("hbn(warm_start=true)", tmp_path, model=model)
-    sent = run.server.weights
-    run.round(1)
-    for name, moment in zip((MEAN, VAR), union_moments(run, sent), strict=True):
-        torch.testing.assert_close(run.server.statistics[name], moment)
-    before = run.server.statistics[MEAN]
-    run.round(2)
-    assert 0 < (run.server.statistics[MEAN] - before).abs().max() < 0.02 * before.abs().max()
-
-
 @pytest.mark.parametrize("given", ["a file", "statistics", "warm_start=false", "variant=released"])
 def test_there_is_no_warm_start_where_the_run_starts_from_something(tmp_path, given):
     model, options = small_model(), {}
@@ -215,20 +167,6 @@ def test_evaluation_uses_fresh_statistics_of_the_new_weights_on_a_copy(tmp_path)
     ):
         torch.testing.assert_close(statistics[MEAN], mean)
     assert run.traffic["questions"] == 1
-
-
-def test_an_answer_of_wrong_shape_is_left_out(tmp_path):
-    run = started("hbn(record=batch)", tmp_path)
-
-    def tampered(result):
-        if result.client == "client2" and isinstance(result.outcome, Answer):
-            result.outcome.tensors[MEAN] = torch.zeros(5)
-        return result
-
-    with changed(run, tampered):
-        tested = run.round(0)
-    both = torch.cat([activations(run, run.server.weights, name) for name in CLIENTS[:2]])
-    torch.testing.assert_close(tested.statistics[MEAN], both.mean(dim=(0, 2, 3)).float())
 
 
 def test_the_pass_leaves_dropout_out(tmp_path):
@@ -263,15 +201,6 @@ def test_a_plain_mean_misses_how_far_apart_the_clients_are(tmp_path):
     )
     torch.testing.assert_close(variances["mean"], within.float() / 72)
     assert (variances["pooled"] > variances["mean"]).all()
-
-
-@pytest.mark.parametrize(("mix", "share"), [("global", 1.0), ("batch", 0.0), ("fixed", 0.5)])
-def test_the_mixture_can_be_fixed(tmp_path, mix, share):
-    run = started(f"hbn(mix={mix})", tmp_path)
-    layer = run.setup.worker.model.get_submodule("encoder.1")
-    assert torch.equal(layer.share(), torch.full((6,), share))
-    run.round(0)
-    assert torch.equal(run.memory.look("client0")[f"local/{ALPHA}"], torch.zeros(6))
 
 
 @pytest.mark.parametrize("record", ["mixture", "batch"])
@@ -361,60 +290,7 @@ def test_as_released_a_new_client_starts_from_the_mean_of_the_others_factors(tmp
     assert arrived["client2"].abs().max() > 0
 
 
-def test_as_released_a_client_whose_update_was_dropped_has_no_factor_of_its_own(tmp_path):
-    run = started("hbn(variant=released)", tmp_path)
-
-    def tampered(result):
-        if result.client == "client2" and isinstance(result.outcome, Update):
-            result.outcome.extras[f"hbn/{ALPHA}"] = torch.zeros(5)
-        return result
-
-    with changed(run, tampered):
-        run.round(0)
-    assert run.server.participants == ["client0", "client1"]
-    assert not run.memory.look("client2")
-    mean = run.server.extras[f"hbn/{ALPHA}"]
-    update, _ = run.setup.worker.train("client2", broadcast(run, 1), {})
-    own, _ = run.setup.worker.train("client2", broadcast(run, 1), run.memory.look("client0"))
-    assert mean.abs().max() > 0
-    assert not torch.equal(update.extras[f"hbn/{ALPHA}"], own.extras[f"hbn/{ALPHA}"])
-
-
-def test_factors_that_nobody_averages_do_not_travel(tmp_path):
-    run = started("hbn", tmp_path)
-    run.round(0)
-    assert run.server.extras == {}
-    assert not any("alpha" in name for name in run.memory.look("client0") if not name.startswith("local/"))
-
-
-@pytest.mark.parametrize("method", ["hbn(variant=released)", "scaffold+hbn(variant=released)"])
-def test_as_released_a_slot_serves_clients_with_and_without_factors(tmp_path, method):
-    run = started(method, tmp_path)
-    run.round(0)
-    memories = {name: run.memory.look(name) for name in CLIENTS[:2]} | {"client2": {}}
-    assert_a_slot_serves_all(run.setup.worker, broadcast(run, 1), memories)
-
-
 # -- with other models and methods -----------------------------------------------------------------------------
-
-
-def test_clients_of_one_sample_and_batches_of_one(tmp_path):
-    one = small_federation([[0], [1, 2, 3], [2] * 5])
-    model = small_model()
-    model.encoder.append(nn.BatchNorm1d(8, affine=False))
-    run = started("hbn", tmp_path, one, model, batch_size=1)
-    for round in range(2):
-        tested = run.round(round)
-    assert all(torch.isfinite(tensor).all() for tensor in (tested.weights | tested.statistics).values())
-
-
-def test_batch_norms_without_statistics_or_affine_parameters_are_replaced_too(tmp_path):
-    def norm(channels: int) -> nn.Module:
-        return nn.BatchNorm2d(channels, affine=False, track_running_stats=False)
-
-    run = started("hbn(momentum=1)", tmp_path, model=small_model(norm))
-    run.round(0)
-    assert run.server.statistics[MEAN].abs().sum() > 0
 
 
 def test_without_batch_norm_there_is_nothing_to_act_on():
@@ -423,21 +299,3 @@ def test_without_batch_norm_there_is_nothing_to_act_on():
         method.prepare(small_model(norm=nn.Identity))
     with pytest.raises(MethodError):
         Composition([methods.build("hbn"), methods.build("fedbn")]).prepare(small_model())
-
-
-@pytest.mark.parametrize("others", ["greg", "greg+fedprox"])
-def test_with_another_that_acts_on_batch_norm_the_advice_is_to_keep_one(others):
-    with pytest.raises(MethodError, match="'hbn' would discard what 'greg' made: keep one of them"):
-        methods.build(f"{others}+hbn")
-    with pytest.raises(MethodError, match="none to act on"):  # the other order fails too
-        methods.build(f"hbn+{others}").prepare(small_model())
-
-
-def test_defaults_are_the_papers():
-    assert methods.build("hbn").momentum == 0.01
-    assert methods.build("hbn(variant=released)").momentum == 0.002
-    model = copy.deepcopy(small_model())
-    methods.build("hbn").prepare(model)
-    layer = model.get_submodule("encoder.1")
-    assert isinstance(layer, HybridBatchNorm)
-    assert torch.equal(layer.share(), torch.full((6,), 0.5))

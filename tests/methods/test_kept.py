@@ -9,10 +9,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
-import fedkeel
 from fedkeel.core.composition import Composition
-from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.methods import Method, Traits, build
+from fedkeel.errors import MethodError
+from fedkeel.methods import Method, build
 from fedkeel.runs.run import Run
 from tests import tiny
 
@@ -45,34 +44,6 @@ def test_every_client_is_tested_with_the_head_that_it_has_trained(tmp_path: Path
         with torch.no_grad():
             right = network(x).logits.argmax(1) == data.labels[test]
         assert tested[client] == pytest.approx(right.float().mean().item())
-
-
-def test_predictions_are_of_a_client_and_its_head(tmp_path: Path) -> None:
-    run, images = tiny.run(tmp_path / "r", FedPer()), tiny.federation().images[:4]
-    with pytest.raises(FedkeelError, match="each has a model of its own: say whose"):
-        run.predict(images)
-    network = run.model("clinic")
-    assert torch.equal(network.head.weight, own(run, "clinic")["head.weight"])
-    said = fedkeel.load(tmp_path / "r", client="clinic", model=tiny.model(), method=FedPer()).predict(images)
-    x = tiny.federation().test_transform(images, torch.empty(4, 0))
-    torch.testing.assert_close(said.probabilities, network(x).logits.softmax(1).detach())
-
-
-def test_what_a_site_calibrates_and_is_tested_with_is_its_own() -> None:
-    worker = tiny.setup(FedPer()).worker
-    sent = tiny.broadcast(worker)
-    _, memory = worker.train("ward", sent, {})
-    worker.load_tested(sent, memory)
-    assert torch.equal(worker.entries["head.weight"], memory["local/head.weight"])
-
-
-def test_a_method_can_say_that_what_it_keeps_is_of_training_alone(tmp_path: Path) -> None:
-    class Scaled(FedPer):
-        traits = Traits(personal=False)
-
-    run = tiny.run(tmp_path / "r", Scaled())
-    assert not (run.directory / "personal").exists()
-    assert run.model().head.weight.shape == (4, 16)
 
 
 @pytest.mark.parametrize("method", ["hbn", "fedsr"])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkeel import methods, models
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Classifier
-from fedkeel.engine.executors.cuda.slot import variant_of
-from fedkeel.errors import MethodError
 from tests import tiny
-from tests.methods import together
 from tests.methods.small import changed, started
 
 RATE = 0.1
@@ -32,11 +27,6 @@ def previous_model() -> Classifier:
 
 def memory_of(model: nn.Module) -> Tensors:
     return {f"moon/{name}": t.clone() for name, t in model.state_dict().items() if t.is_floating_point()}
-
-
-def cosine(a: list[float], b: list[float]) -> float:
-    dot = sum(p * q for p, q in zip(a, b, strict=True))
-    return dot / math.sqrt(sum(p * p for p in a)) / math.sqrt(sum(q * q for q in b))
 
 
 def test_a_step_is_that_of_equation_4() -> None:
@@ -66,35 +56,6 @@ def test_a_step_is_that_of_equation_4() -> None:
         torch.testing.assert_close(update.weights[name].double(), expected, rtol=1e-4, atol=1e-6)
     for name, buffer in model.named_buffers():  # only the model itself has seen a batch
         torch.testing.assert_close(update.statistics[name].double(), buffer.double(), rtol=1e-5, atol=1e-6)
-
-
-def test_it_draws_features_to_the_global_model_and_away_from_the_previous_one() -> None:
-    on = tiny.federation(augment="")
-    previous, x = previous_model(), on.images[on["ward"].train].float() / 255
-
-    def distances(mu: float) -> tuple[float, float]:
-        worker = tiny.setup(f"moon(mu={mu})", on=on, batch_size=14, learning_rate=0.05, local_epochs=10).worker
-        message = tiny.broadcast(worker, 2)
-        update, _ = worker.train("ward", message, memory_of(previous))
-        trained = tiny.model()
-        trained.load_state_dict({**update.weights, **update.statistics})
-        with torch.no_grad():
-            z, z_glob, z_prev = (m.eval()(x).features for m in (trained, tiny.model(), previous))
-        return F.cosine_similarity(z, z_glob).mean().item(), F.cosine_similarity(z, z_prev).mean().item()
-
-    plain, moon = distances(0), distances(5)
-    assert moon[0] - moon[1] > plain[0] - plain[1] + 0.01
-
-
-def test_a_client_that_comes_for_the_first_time_trains_as_fedavg() -> None:
-    """In round 0 as in round 7: it has no last model to be away from."""
-    for round in (0, 7):
-        results = []
-        for method in ("moon", "fedavg"):
-            worker = tiny.setup(method).worker
-            results.append(worker.train("ward", tiny.broadcast(worker, round, 10), {})[0])
-        together.assert_close(results[0].weights, results[1].weights, atol=0)
-        assert results[0].metrics == results[1].metrics
 
 
 def test_the_previous_model_is_the_client_s_own_last_one_whenever_that_was(tmp_path: Path) -> None:
@@ -133,38 +94,3 @@ def test_the_previous_network_of_a_client_with_hbn_has_its_own_factors() -> None
     assert torch.equal(with_previous.head.weight, memory["moon/head.weight"])
     assert not any(p.requires_grad for net in (with_global, with_previous) for p in net.parameters())
     assert not with_global.training
-
-
-def test_the_paper_s_projector_can_be_put_in() -> None:
-    model = models.build("simple_cnn", num_classes=4, image_size=32, width=2)
-    methods.build("moon(projector=16)").prepare(model)
-    kinds = [type(layer) for layer in model.encoder.projector]
-    assert kinds == [nn.Linear, nn.ReLU, nn.Linear]
-    output = model.eval()(torch.rand(2, 3, 32, 32))
-    assert (output.features.shape, output.logits.shape) == ((2, 16), (2, 4))
-    assert model.feature_dim == 16
-    with pytest.raises(MethodError, match="has one already"):
-        methods.build("moon(projector=16)").prepare(model)
-    with pytest.raises(MethodError, match="none of this package's"):
-        methods.build("moon(projector=16)").prepare(tiny.model())
-
-
-@pytest.mark.parametrize("method", ["moon", "moon+hbn", "moon+greg"])
-def test_a_captured_step_serves_one_client_after_another(method: str) -> None:
-    worker = tiny.setup(method).worker
-    message = tiny.broadcast(worker, 1)
-    memories = {name: worker.train(name, message, {})[1] for name in ("hospital", "ward", "clinic")}
-    together.assert_a_slot_serves_all(worker, message, memories)
-
-
-def test_a_step_without_a_previous_model_is_another_one() -> None:
-    worker = tiny.setup("moon").worker
-    message = tiny.broadcast(worker, 1)
-    _, memory = worker.train("ward", message, {})
-    variants = [variant_of(worker.begin("ward", message, given)) for given in ({}, memory)]
-    assert variants[0] != variants[1]
-
-
-def test_clients_that_forget_are_refused() -> None:
-    with pytest.raises(MethodError, match="remember"):
-        tiny.setup("moon", stateless=True)

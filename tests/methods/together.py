@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,12 +95,3 @@ def assert_it_resumes(directory: Path, method: str, **options: Any) -> None:
     with pytest.raises(Interruption):
         tiny.run(directory / "stopped", method, rounds=4, observer=tiny.Notes(stop), **options)
     assert tiny.result(tiny.resume(directory / "stopped")) == tiny.result(whole)
-
-
-def assert_it_composes(directory: Path, method: str, others: Sequence[str] = ("greg", "hbn")) -> None:
-    """Beside each other part, in both orders, it trains to finite weights and does something."""
-    for other in others:
-        alone = tiny.run(directory / other, other, rounds=2)
-        for text in (f"{method}+{other}", f"{other}+{method}"):
-            both = tiny.run(directory / text, text, rounds=2)
-            assert tiny.result(both)["model.safetensors"] != tiny.result(alone)["model.safetensors"], text

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fedkeel
 from fedkeel import models
@@ -54,17 +54,13 @@ def equal(model: nn.Module, wanted: Tensors, but: str = "none") -> bool:
 # -- torchvision and timm ----------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.usefixtures("timm_ready")
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [("resnet18", "resnet18"), ("resnet34", "resnet34"), ("resnet50", "resnet50"), ("mobilenetv2", "mobilenet_v2")],
-)
-def test_torchvisions_network_becomes_ours_but_for_the_classifier(ours: str, theirs: str, tmp_path: Path) -> None:
+def test_torchvisions_network_becomes_ours_but_for_the_classifier(tmp_path: Path) -> None:
     import torchvision
 
-    network = scrambled(getattr(torchvision.models, theirs)(weights=None, num_classes=6))
-    model = models.build(ours, num_classes=6, image_size=64)
+    network = scrambled(torchvision.models.resnet18(weights=None, num_classes=6))
+    model = models.build("resnet18", num_classes=6, image_size=64)
     fresh = model.head.weight.detach().clone()
-    report = load_weights(model, saved(network.state_dict(), tmp_path / f"{theirs}.pth"))
+    report = load_weights(model, saved(network.state_dict(), tmp_path / "resnet18.pth"))
     assert (report.missing, len(report.unexpected), report.new_head) == ((), 2, True)
     assert equal(model.encoder, network.state_dict())
     assert torch.equal(model.head.weight, fresh)
@@ -73,18 +69,6 @@ def test_torchvisions_network_becomes_ours_but_for_the_classifier(ours: str, the
     with torch.no_grad():
         logits = network.get_submodule(last)(model.eval()(x).features)
         torch.testing.assert_close(logits, network(x), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.usefixtures("timm_ready")
-def test_a_wrapped_network_takes_the_file_of_the_network_in_it(tmp_path: Path) -> None:
-    import torchvision
-
-    network = scrambled(torchvision.models.resnet18(weights=None, num_classes=6))
-    inside = torchvision.models.resnet18(weights=None, num_classes=6)
-    model = models.wrap(inside, head="fc")
-    report = load_weights(model, saved(network.state_dict(), tmp_path / "r.pt"))
-    assert (report.missing, report.unexpected, report.new_head) == ((), (), False)
-    assert equal(inside, network.state_dict())
 
 
 @pytest.mark.slow
@@ -101,8 +85,8 @@ def test_timms_network_becomes_ours_but_for_the_classifier(name: str, tmp_path: 
 
 
 # -- files -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt", ".ckpt"])
-@pytest.mark.parametrize("prefix", ["", "module.", "model.", "module.model.", "_orig_mod."])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.parametrize("prefix", ["", "module.", "module.model."])
 def test_every_kind_of_file_and_prefix(suffix: str, prefix: str, tmp_path: Path) -> None:
     _, wanted = tiny_file(tmp_path / "plain.pth")
     tensors = torch.load(tmp_path / "plain.pth", weights_only=True)
@@ -122,15 +106,6 @@ def test_tensors_are_found_inside_a_training_checkpoint(key: str, tmp_path: Path
     model = tiny.model(seed=1)
     load_weights(model, saved(content, tmp_path / "checkpoint.pth"))
     assert equal(model, wanted)
-
-
-def test_half_precision_becomes_the_models_own(tmp_path: Path) -> None:
-    path, _ = tiny_file(tmp_path / "plain.pth")
-    halves = {n: t.half() if t.is_floating_point() else t for n, t in torch.load(path, weights_only=True).items()}
-    model = tiny.model(seed=1)
-    load_weights(model, saved(halves, tmp_path / "half.safetensors"))
-    assert model.head.weight.dtype == torch.float32
-    assert torch.equal(model.head.weight.half(), halves["head.weight"])
 
 
 def test_what_is_left_is_named(tmp_path: Path) -> None:
@@ -173,38 +148,26 @@ class Code:
         return (print, ("run",))
 
 
-def test_a_file_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    def refusal(path: Path) -> str:
-        with pytest.raises(FedkeelError) as caught:
-            load_weights(tiny.model(), path)
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
-    assert "is not a file" in refusal(tmp_path / "nowhere.pth")
-    assert "is not a file" in refusal(tmp_path)
-    for name in ("x.pth", "x.safetensors"):
-        (tmp_path / name).write_bytes(b"not a checkpoint")
-        assert "cannot be read" in refusal(tmp_path / name)
-    code = refusal(saved({"w": Code()}, tmp_path / "code.pth"))
-    assert "cannot be read (it holds more than tensors): give a file of tensors" in code
-    assert "holds no named tensors" in refusal(saved([1, 2], tmp_path / "list.pth"))
-    assert "holds no named tensors" in refusal(saved({"epoch": 3}, tmp_path / "empty.pth"))
-    other = saved({"layer9.conv.weight": torch.zeros(3)}, tmp_path / "other.pth")
-    assert "No tensor in" in refusal(other)
-    assert "layer9.conv.weight" in refusal(other)
-    path, _ = tiny_file(tmp_path / "plain.pth")
-    tensors = torch.load(path, weights_only=True)
-    tensors["encoder.0.weight"] = torch.zeros(4, 1, 3, 3)
-    message = refusal(saved(tensors, tmp_path / "grey.pth"))
-    assert "'encoder.0.weight' has shape (4, 1, 3, 3) there and (4, 3, 3, 3) in the model (1 tensors differ)" in message
-
-
-def test_nothing_is_changed_by_a_file_that_does_not_fit(tmp_path: Path) -> None:
-    path, _ = tiny_file(tmp_path / "plain.pth")
-    tensors = torch.load(path, weights_only=True) | {"encoder.1.weight": torch.zeros(9)}
-    model = tiny.model(seed=1)
-    with pytest.raises(FedkeelError):
-        load_weights(model, saved(tensors, tmp_path / "x.pth"))
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "is not a file"),
+        (b"not a checkpoint", "cannot be read"),
+        ({"w": Code()}, r"cannot be read \(it holds more than tensors\): give a file of tensors"),
+        ([1, 2], "holds no named tensors"),
+        ({"epoch": 3}, "holds no named tensors"),
+        ({"layer9.conv.weight": torch.zeros(3)}, r"No name in .*'layer9.conv.weight'\) is of this model"),
+        ({**tiny.model().state_dict(), "encoder.0.weight": torch.zeros(4, 1, 3, 3)}, r"has shape \(4, 1, 3, 3\) there"),
+    ],
+)
+def test_a_file_that_cannot_be_used_changes_nothing(content: Any, sentence: str, tmp_path: Path) -> None:
+    path, model = tmp_path / "x.pth", tiny.model(seed=1)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        saved(content, path)
+    with pytest.raises(FedkeelError, match=sentence):
+        load_weights(model, path)
     assert equal(model, tiny.model(seed=1).state_dict())
 
 
@@ -220,14 +183,11 @@ def test_a_run_starts_from_the_file_and_methods_take_the_weights_over(
     for name, tensor in worker.model.state_dict().items():
         if name in wanted and wanted[name].shape == tensor.shape:
             torch.testing.assert_close(tensor, wanted[name], msg=name)
-    assert torch.equal(worker.model.state_dict()["encoder.0.weight"].reshape(-1), flat(wanted["encoder.0.weight"]))
+    first = worker.model.state_dict()["encoder.0.weight"]
+    assert torch.equal(first.reshape(-1), wanted["encoder.0.weight"].reshape(-1))
     if method in ("fedavg", "hbn", "greg", "fedbn"):
         entries = worker.model.state_dict()
         assert torch.equal(entries["encoder.1.running_mean"], wanted["encoder.1.running_mean"])
-
-
-def flat(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1)
 
 
 def test_by_name_it_is_an_option_of_the_run_and_the_model_comes_back_without_the_file(tmp_path: Path) -> None:

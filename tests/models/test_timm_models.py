@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from types import ModuleType
 
 import pytest
@@ -17,7 +16,7 @@ from fedkeel.nn import batch_norms, remove_normalisation, to_group_norm, to_hybr
 @pytest.fixture(autouse=True)
 def _installed() -> None:
     """What installed packages add is looked for now, and not while the tests replace the import."""
-    models.names()
+    models.MODELS.names()
 
 
 @pytest.mark.slow
@@ -71,16 +70,7 @@ def test_without_timm_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
         raise ModuleNotFoundError(f"No module named '{name}'", name=name)
 
     monkeypatch.setattr(timm_models.importlib, "import_module", refuse)
-    with pytest.raises(FedkeelError, match=r"not installed: pip install 'fedkeel\[timm\]'"):
-        models.build("timm:resnet18", num_classes=3)
-
-
-def test_a_broken_torchvision_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: str) -> ModuleType:
-        raise RuntimeError("operator torchvision::nms does not exist")
-
-    monkeypatch.setattr(timm_models.importlib, "import_module", fail)
-    with pytest.raises(FedkeelError, match=r"cannot be imported \(operator torchvision::nms does not exist\)"):
+    with pytest.raises(FedkeelError, match=r"needs timm, .* \(No module named 'timm'\): pip install 'fedkeel\[timm\]'"):
         models.build("timm:resnet18", num_classes=3)
 
 
@@ -113,33 +103,18 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     "options",
     [
         "checkpoint_path=/etc/shadow",
-        "checkpoint_path='https://example.org/w.pth'",
         "pretrained_cfg={'url': 'https://example.org/w.pth'}",
-        "pretrained_cfg=tv_in1k",
-        "pretrained_cfg_overlay={'file': '/etc/shadow'}",
         "cache_dir=/tmp",
         "features_only=true",
-        "scriptable=true",
-        "exportable=true",
-        "no_jit=true",
-        "pruned=true",
-        "feature_cls=getter",
-        "pretrained_strict=false",
-        "kwargs_filter=[drop_rate]",
-        "block=os.system",
+        "img_size=64",
         "pretrained='https://example.org'",
-        "pretrained=1",
         "act_layer=/etc/passwd",
-        "act_layer=weights.pth",
         "act_layer={'a': 1}",
-        "global_pool='../../x'",
         "norm_layer=" + 60 * "x",
         "layers=[1000000000, 1]",
         "depth=4097",
         "drop_rate=1e400",
-        "img_size=" + 5000 * "9",
-        "img_size=0x" + 5000 * "f",
-        "depth=-1e30",
+        "depth=0x" + 5000 * "f",
         f"layers={[1] * 17}",
     ],
 )
@@ -154,18 +129,15 @@ def test_only_options_that_describe_an_architecture_reach_timm(recorded: Recorde
     "name",
     [
         "timm:hf-hub:timm/resnet18",
-        "timm:hf_hub:timm/resnet18",
         "hf-hub:timm/resnet18",
-        "timm:local-dir:/etc",
         "timm:local-dir:resnet18",
         "timm:/etc/shadow",
         "timm:resnet18.a/../../b",
-        "timm:resnet18.hf-hub:x",
         "timm:resnet18.",
     ],
 )
 def test_names_that_timm_would_read_or_fetch_from_are_none(recorded: Recorded, name: str) -> None:
-    with pytest.raises(FedkeelError, match=r"is not the name of a network|no model named"):
+    with pytest.raises(FedkeelError, match="no model named"):
         models.build(name, num_classes=3, image_size=8)
     assert not recorded.asked
 
@@ -191,16 +163,3 @@ def test_every_allowed_option_is_one_of_timms() -> None:
     classes = {c for module in modules for c in vars(module).values() if inspect.isclass(c)}
     taken = {name for c in classes if issubclass(c, torch.nn.Module) for name in inspect.signature(c).parameters}
     assert set(timm_models.OPTIONS) <= taken
-
-
-def test_our_own_networks_never_import_timm(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = builtins.__import__
-
-    def watch(name: str, *args: object, **kwargs: object) -> object:
-        assert not name.startswith("timm.")
-        assert name != "timm"
-        return original(name, *args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(builtins, "__import__", watch)
-    monkeypatch.setattr(timm_models.importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
-    models.build("simple_cnn", num_classes=3)

@@ -14,20 +14,14 @@ from torch import nn
 
 from fedkeel import models
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.nn import (
-    HybridBatchNorm,
-    HybridBatchNorm2d,
-    batch_norms,
-    batch_statistics,
-    to_hybrid,
-)
+from fedkeel.nn import HybridBatchNorm, HybridBatchNorm2d, batch_norms, batch_statistics, to_hybrid
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms
 
 SHAPES = [(5, 3), (5, 3, 4), (4, 3, 2, 5), (2, 3, 2, 2, 3)]
 
 
 def layer(kind: type[HybridBatchNorm], **options: Any) -> HybridBatchNorm:
-    made = kind(3, dtype=torch.float64, **options)
+    made = kind(3, **options).double()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -82,22 +76,6 @@ def test_gradients_agree_with_finite_differences(affine: bool, mix: str) -> None
     assert torch.autograd.gradcheck(lambda x, *_: hbn(x), (x, *trained))
 
 
-def test_it_starts_as_an_even_mixture_and_is_no_batch_norm() -> None:
-    hbn = HybridBatchNorm2d(4)
-    assert torch.equal(hbn.share(), torch.full((4,), 0.5))
-    assert torch.equal(hbn.running_mean, torch.zeros(4))
-    assert torch.equal(hbn.running_var, torch.ones(4))
-    assert set(hbn.state_dict()) == {"weight", "bias", "alpha", "running_mean", "running_var"}
-    assert batch_norms(nn.Sequential(hbn)) == {}
-
-
-def test_training_leaves_the_global_statistics_alone() -> None:
-    hbn = HybridBatchNorm2d(4)
-    hbn(torch.randn(8, 4, 3, 3) + 5).sum().backward()
-    assert torch.equal(hbn.running_mean, torch.zeros(4))
-    assert hbn.alpha.grad is not None
-
-
 def test_single_samples_and_half_precision_work() -> None:
     hbn = HybridBatchNorm(4)
     assert hbn(torch.randn(1, 4)).isfinite().all()
@@ -109,14 +87,6 @@ def test_single_samples_and_half_precision_work() -> None:
     y.sum().backward()
     assert narrow.grad is not None
     assert narrow.grad.dtype == torch.bfloat16
-
-
-def test_an_activation_in_place_may_follow() -> None:
-    hbn = layer(HybridBatchNorm2d)
-    x = torch.randn(4, 3, 2, 2, dtype=torch.float64, requires_grad=True)
-    (expected,) = torch.autograd.grad(hbn(x).relu().square().sum(), x)
-    (gradient,) = torch.autograd.grad(hbn(x).relu_().square().sum(), x)
-    torch.testing.assert_close(gradient, expected)
 
 
 @settings(max_examples=20, deadline=None)
@@ -172,26 +142,11 @@ def test_to_hybrid_keeps_what_the_model_does_in_evaluation() -> None:
     assert set(model.state_dict()) == kept | {f"{name}.alpha" for name in names}
 
 
-def test_to_hybrid_of_unusual_batch_norms() -> None:
-    model = nn.Sequential(nn.BatchNorm3d(2, affine=False, eps=1e-3), nn.BatchNorm2d(2, track_running_stats=False))
-    to_hybrid(model, mix="fixed")
-    assert isinstance(model[0], HybridBatchNorm)
-    assert model[0].weight is None
-    assert model[0].eps == 1e-3
-    assert {m.mix for m in hybrid_norms(model).values()} == {"fixed"}
-
-
 def test_mistakes_are_refused() -> None:
     with pytest.raises(FedkeelError, match="no mix 'learn'"):
         HybridBatchNorm2d(2, mix="learn")
-    with pytest.raises(FedkeelError, match="does not record"):
-        HybridBatchNorm2d(2).start_recording("mixtures")
-    with pytest.raises(MethodError, match="recorded nothing"):
-        HybridBatchNorm2d(2).recorded()
     with pytest.raises(MethodError, match="no batch norm that HBN"):
         to_hybrid(nn.Sequential(nn.Linear(2, 2)))
-    with pytest.raises(ValueError, match="4D"):
-        HybridBatchNorm2d(2)(torch.randn(2, 2))
 
 
 @pytest.mark.gpu
@@ -204,7 +159,7 @@ def test_the_gpu_computes_what_the_cpu_computes(affine: bool, channels_last: boo
     dy = torch.randn(x.shape, generator=generator, dtype=torch.float64)
     results = []
     for device in ("cpu", "cuda"):
-        layer = HybridBatchNorm2d(6, affine=affine, dtype=torch.float64, device=torch.device(device))
+        layer = HybridBatchNorm2d(6, affine=affine).double().to(device)
         with torch.no_grad():
             layer.alpha.copy_(torch.linspace(-1, 1, 6))
             layer.running_mean.copy_(torch.linspace(0, 1, 6))
@@ -228,13 +183,8 @@ def test_tested_under_batch_statistics_it_uses_those_of_the_batch_alone(mix: str
     x = torch.randn(4, 3, 2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 3 + 2
     with batch_statistics(nn.Sequential(made)):
         y = made(x).detach().numpy()
-    raw = x.numpy()
-    mean, var = raw.mean((0, 2, 3)), raw.var((0, 2, 3))
-    assert made.weight is not None
-    assert made.bias is not None
-    gamma, beta = made.weight.detach().numpy(), made.bias.detach().numpy()
-    shape = (1, 3, 1, 1)
-    expected = (raw - mean.reshape(shape)) / np.sqrt(var.reshape(shape) + made.eps) * gamma.reshape(shape)
-    np.testing.assert_allclose(y, expected + beta.reshape(shape), rtol=1e-9, atol=1e-9)
-    assert all(torch.equal(before[name], tensor) for name, tensor in made.state_dict().items())
+    made.running_mean.copy_(x.mean((0, 2, 3)))
+    made.running_var.copy_(x.var((0, 2, 3), correction=0))
+    np.testing.assert_allclose(y, made(x).detach().numpy(), rtol=1e-9, atol=1e-9)
+    made.load_state_dict(before)
     np.testing.assert_array_less(1e-3, np.abs(made(x).detach().numpy() - y).max())  # outside, the global ones again

@@ -27,7 +27,7 @@ Ask = Callable[..., http.client.HTTPResponse]
 def begin(directory: Path, **state: Any) -> live.Live:
     """As if this process were at the run in the directory."""
     running = live.Live(directory, tiny.Notes())
-    running._set(**state)
+    running.set(**state)
     return running
 
 

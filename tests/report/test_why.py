@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from fedkeel import analysis, report
+from fedkeel import report
 from fedkeel.report.collect import Group, collect
 from fedkeel.report.figures import first_shown
 from fedkeel.report.why import explanations, readings, rivals, sentence
-from tests import tiny
 from tests.report.samples import make_run
 from tests.report.test_page import Outline, page_of
 
@@ -176,34 +175,3 @@ def test_many_options_of_the_baselines_leave_room_for_the_best(tmp_path: Path) -
     shown = first_shown(group)
     assert len(shown) == 10
     assert shown == set(sorted(rows, key=lambda label: -rows[label].average.mean)[:10])
-
-
-def test_the_diagnostics_have_the_numbers_that_their_figures_end_with(tmp_path: Path) -> None:
-    """A run of three rounds that records everything, against the last points of the figures themselves."""
-    names = "loss-gap,statistics-accuracy,representation-divergence,prototype-similarity,nmi,singular-values,fairness"
-    run = tiny.run(tmp_path / "run", record=f"{names},gradient-norms,statistics-divergence", record_every=1)
-    documents = {path.stem: json.loads(path.read_text()) for path in (run.directory / "diagnostics").glob("*.json")}
-
-    def key(name: str) -> Any:
-        return documents[name]["figures"][0]["key"]
-
-    def last(name: str, figure: int, line: str) -> float:
-        series = {entry["name"]: entry for entry in documents[name]["figures"][figure]["series"]}
-        return float(series[line]["y"][-1])
-
-    assert key("loss-gap")["value"] == last("loss-gap", 0, "average")
-    accuracies = [last("statistics-accuracy", 0, f"{kind} statistics") for kind in ("batch", "global")]
-    assert key("statistics-accuracy")["value"] == pytest.approx(accuracies[0] - accuracies[1])
-    assert key("representation-divergence")["value"] == last("representation-divergence", 1, "mean over pairs")
-    assert key("prototype-similarity")["value"] == last("prototype-similarity", 0, "mean")
-    assert key("nmi")["value"] == last("nmi", 0, "all domains")
-    assert key("singular-values")["value"] == last("singular-values", 1, "effective rank")
-    assert key("fairness")["value"] == last("fairness", 0, "standard deviation")
-    assert key("gradient-norms")["value"] == last("gradient-norms", 0, "as computed")
-    assert key("statistics-divergence")["value"] == last("statistics-divergence", 0, "encoder.1")
-    assert {name: key(name)["better"] for name in documents} == {
-        **dict.fromkeys(("loss-gap", "statistics-accuracy", "representation-divergence", "fairness"), "low"),
-        **dict.fromkeys(("prototype-similarity", "nmi", "singular-values"), "high"),
-        **dict.fromkeys(("gradient-norms", "statistics-divergence")),
-    }
-    assert analysis.run("loss-gap", run, save=False)["figures"][0]["key"] == key("loss-gap")

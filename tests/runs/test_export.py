@@ -81,7 +81,7 @@ def inside(path: Path, format: str) -> str:
     return found.decode() if isinstance(found, bytes) else str(found)
 
 
-METHODS = ("fedavg", "hbn", "fedwon", "gn", "greg", "greg(mode=mix-learned)", "fedfn", "fedfa", "moon(projector=16)")
+METHODS = ("fedavg", "hbn", "fedwon", "gn", "greg", "greg(mode=mix-learned)", "fedfn", "fedfa", "moon")
 
 
 @pytest.mark.slow

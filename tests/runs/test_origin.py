@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fedkeel.core.method import Method
 from fedkeel.engine.executors.serial import SerialExecutor
 from fedkeel.errors import FedkeelError
 from fedkeel.files import seal, unseal
-from fedkeel.methods import METHODS, register
+from fedkeel.methods import METHODS
 from fedkeel.models import wrap
 from fedkeel.runs import origin
 from fedkeel.runs.origin import Origin, identify
@@ -156,54 +157,46 @@ def test_an_absolute_path_that_leads_nowhere_is_told_and_none_is_kept(
 
 
 # -- code ------------------------------------------------------------------------------------------------------------
-def mine(factor: float) -> type[Method]:
-    """The same class, typed again with another line in it."""
-    namespace: dict[str, Any] = {"Method": Method, "__name__": "__main__"}
-    body = f"class Mine(Method):\n def gradients(self, c, r):\n  for p in c.model.parameters(): p.grad *= {factor}\n"
-    exec(body, namespace)
-    found: type[Method] = namespace["Mine"]
-    return found
+MINE = """
+import fedkeel
 
-
-def test_a_run_does_not_go_on_with_other_code_unless_told_to(tmp_path: Path) -> None:
-    run = interrupted(tmp_path / "r", mine(1.0)())
-    notes = tiny.Notes()
-    with pytest.raises(FedkeelError, match=r"The code of the method 'mine' is not what .* give --changed-code"):
-        tiny.resume(run.directory, method=mine(0.0)(), observer=notes)
-    assert not Run(run.directory).finished
-    assert tiny.resume(run.directory, method=mine(0.0)(), observer=notes, changed_code=True).finished
-    assert [note for note in notes.notes if "The code of the method 'mine' is not what" in note]
-    run = interrupted(tmp_path / "same", mine(1.0)())
-    notes = tiny.Notes()
-    tiny.resume(run.directory, method=mine(1.0)(), observer=notes)
-    assert notes.notes == []
-
-
-def test_quiet_hides_no_such_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    register("mine")(mine(1.0))
-    try:
-        assert main(["run", "--method=mine", *SHORT, "--out", str(tmp_path / "r"), "--quiet"]) == 0
-        (tmp_path / "r" / "summary.json").unlink()
-        register("mine")(mine(0.0))
-        capsys.readouterr()
-        assert main(["resume", str(tmp_path / "r"), "--quiet"]) == 2
-        assert main(["resume", str(tmp_path / "r"), "--quiet", "--changed-code"]) == 0
-        assert "fedkeel: The code of the method 'mine' is not what" in capsys.readouterr().err
-    finally:
-        METHODS._entries.pop("mine")
-
-
+@fedkeel.register("mine-own")
+class Mine(fedkeel.Method):
+    def gradients(self, client, recompute):
+        for parameter in client.model.parameters():
+            parameter.grad *= {factor}
+"""
 SHORT = ["--rounds=1", "--subsample=10", "--model=simple_cnn(width=2)", "--executor=serial", "--device=cpu"]
 
 
-def test_another_version_is_told_and_code_compiled_by_another_python_is_not_compared(tmp_path: Path) -> None:
+def test_another_file_of_ones_own_is_told_and_hidden_by_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, run = tmp_path / "mine_of_a_test.py", str(tmp_path / "r")
+    file.write_text(MINE.format(factor=1.0))
+    monkeypatch.setattr("sys.path", [*sys.path])
+    try:
+        assert main(["run", "--method=mine-own", *SHORT, "--out", run, "--quiet", "--import", str(file)]) == 0
+        go_on = ["resume", run, "--quiet", "--import", str(file)]
+        for text, told in ((MINE.format(factor=1.0), False), (MINE.format(factor=0.0), True)):
+            file.write_text(text)
+            (tmp_path / "r" / "summary.json").unlink()
+            capsys.readouterr()
+            assert main(go_on) == 0
+            said = f"fedkeel: The code of '{file.name}' is not what '{run}' began with"
+            assert (said in capsys.readouterr().err) == told
+    finally:
+        METHODS._entries.pop("mine-own", None)
+        sys.modules.pop("mine_of_a_test", None)
+
+
+def test_another_version_or_commit_is_told(tmp_path: Path) -> None:
     run = interrupted(tmp_path / "r")
-    stored = unseal((run.directory / origin.FILE).read_bytes())
-    edit(run.directory, fedkeel="0.0.1", python="2.7", code=dict.fromkeys(stored["code"], "other"))
+    edit(run.directory, fedkeel="0.0.1", commit="abc")
     notes = tiny.Notes()
     tiny.resume(run.directory, observer=notes)
     assert len(notes.notes) == 1
-    assert f"began with fedkeel 0.0.1, and this is {fedkeel.__version__}" in notes.notes[0]
+    assert f"began with fedkeel 0.0.1 (abc), and this is {fedkeel.__version__}" in notes.notes[0]
 
 
 # -- the machine -----------------------------------------------------------------------------------------------------
@@ -259,8 +252,6 @@ def test_a_directory_without_all_this_goes_on_as_ever(tmp_path: Path) -> None:
     notes = tiny.Notes()
     assert tiny.result(tiny.resume(run.directory, observer=notes)) == tiny.result(whole)
     assert notes.notes == []
-    (run.directory / "checksums.json").unlink()
-    assert Run(run.directory).accuracy == whole.accuracy
 
 
 @pytest.mark.parametrize("name", ["origin.json", "federation.json"])

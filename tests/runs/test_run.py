@@ -103,7 +103,7 @@ def test_the_model_of_a_named_run_comes_back(tmp_path: Path) -> None:
 def test_a_method_with_personal_layers_has_no_model_that_is_nobody_s(tmp_path: Path, method: str) -> None:
     run = fedkeel.simulate(NAMED, directory=tmp_path / "r", method=method)
     with pytest.raises(
-        FedkeelError, match=r"keeps layers on its clients.*\(client=\.\.\. in Python\), one of paper, scan"
+        FedkeelError, match=r"keeps layers on its clients.*\(client=\.\.\. in Python\), one of 'paper', 'scan'"
     ):
         run.model()
     with pytest.raises(FedkeelError, match="There is no model of a client 'scam': did you mean 'scan'"):

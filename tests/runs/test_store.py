@@ -4,6 +4,8 @@ import errno
 import multiprocessing
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import fedkeel
 from fedkeel.config import Config
 from fedkeel.core import naming
 from fedkeel.engine.checkpointing import Checkpoint
@@ -205,7 +208,7 @@ def test_without_checkpoints_or_with_short_metrics_the_run_starts_again(
     (run.directory / "metrics.jsonl").write_bytes(b"")
     notes = tiny.Notes()
     assert tiny.result(tiny.resume(run.directory, observer=notes)) == whole
-    assert "is shorter than the checkpoint" in notes.notes[0]
+    assert "is not what it was then" in notes.notes[0]
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
@@ -226,7 +229,7 @@ def test_executor_and_workers_may_change_when_a_run_is_resumed() -> None:
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     run = stopped(tmp_path / "run")
     with pytest.raises(StoreError, match="are of another model than the one given"):
-        tiny.resume(run.directory, network=tiny.model(width=5), changed_code=True)
+        tiny.resume(run.directory, network=tiny.model(width=5))
 
 
 def test_a_used_directory_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
@@ -259,6 +262,25 @@ def test_two_processes_on_one_directory_are_refused(tmp_path: Path) -> None:
     process.join()
     s.close()
     Store.open(tmp_path / "run").close()
+
+
+def test_a_run_needs_nothing_that_only_posix_systems_have(tmp_path: Path) -> None:
+    hidden = ("fcntl", "pwd", "grp", "resource", "termios", "tty", "pty", "syslog")
+    code = f"""
+import os, sys
+sys.modules.update(dict.fromkeys({hidden}))
+import torch
+for name in ("fork", "sched_getaffinity", "getuid", "killpg", "mkfifo"):
+    delattr(os, name)
+import fedkeel
+options = dict(rounds=1, subsample=10, model="simple_cnn(width=2)", executor="serial", device="cpu")
+fedkeel.simulate(directory="run", **options)
+fedkeel.resume("run", rounds=2)
+print(fedkeel.Run("run"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert fedkeel.load(tmp_path / "run").labels[0] == "0"
 
 
 def test_a_forked_worker_does_not_hold_the_directory(tmp_path: Path) -> None:

@@ -1,149 +1,121 @@
-"""What a diagnostic is: numbers measured at a moment of a run, and the figures made of them."""
+"""What a diagnostic is: a function that takes a run at one moment and returns numbers."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
-
-from torch import nn
+from typing import Any, Literal, TypeVar
 
 from fedkeel import spec
-from fedkeel.analysis.figures import Figure, by_round
-from fedkeel.analysis.snapshot import Objects, Snapshot, of_run
-from fedkeel.config import from_one
+from fedkeel.analysis.figures import SHARE, leaves, of_numbers
+from fedkeel.analysis.snapshot import Snapshot
+from fedkeel.config import Config
 from fedkeel.core.state import batch_norms
-from fedkeel.engine.local import StepWatch, Worker
+from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError, first_line
 from fedkeel.files import explained, plain, write_atomically
 from fedkeel.nn.calibration import normalised_layers
+from fedkeel.nn.hybrid_batch_norm import hybrid_norms
 from fedkeel.registry import Registry
-from fedkeel.runs.run import Run
 
 FOLDER = "diagnostics"
-LAYERS: dict[str, Callable[[nn.Module], Mapping[str, nn.Module]]] = {
-    "batch norm": batch_norms,
-    "batch-norm statistics": normalised_layers,  # also those that HBN's layers have
+Numbers = Mapping[str, Any]
+"""What a diagnostic returns; `fedkeel.analysis.figures` says which shapes there are."""
+Function = TypeVar("Function", bound=Callable[..., Numbers])
+
+
+def clips(worker: Worker) -> bool:
+    """Whether gradients are clipped and not changed otherwise."""
+    parts = [part.name for part in worker.method.parts if part.overrides("gradients")]
+    return all(name in ("fedcoda", "fixbn") for name in parts) and bool(parts or worker.config.clip_norm)
+
+
+NEEDS: dict[str, Callable[[Worker], object]] = {
+    "batch norm": lambda worker: batch_norms(worker.model),
+    "batch-norm statistics": lambda worker: normalised_layers(worker.model),  # also of HBN's layers
+    "batch-norm statistics of the server": lambda worker: any("running_mean" in n for n in worker.layout.statistics),
+    "factors of 'hbn'": lambda worker: any(norm.mix == "learned" for norm in hybrid_norms(worker.model).values()),
+    "gradients that are clipped": clips,
+    "weights of a global model": lambda worker: worker.layout.weights,
 }
-Values = dict[str, Any]
-"""What a diagnostic measures: a table that JSON can hold."""
+"""What a diagnostic can look at."""
 
 
-class Measured(NamedTuple):
-    """What was measured in a round; a table that JSON can hold. See `over_rounds`."""
-
-    round: int
-    values: Values
-
-    def __str__(self) -> str:
-        return f"round {from_one(self.round)}"
-
-
+@dataclass(frozen=True)
 class Diagnostic:
-    """One way to look at a run, while it trains or after it.
+    """A function that was made a diagnostic; see `diagnostic`.
 
-    A diagnostic writes `measure` and `figures`; or, if the run's own records and data are all that it needs, `of_run`.
-    Its docstring is `what` a reader is told. No example here, since it looks at a run: see "Add a diagnostic in one
-    file" in Contributing.
+    Attributes:
+        number: what the first number that it returns is, if methods are compared by that.
+        better: which way that number is good, where this can be said.
+        needs: one of `NEEDS`; a run without is refused before it trains.
+        steps: it looks at the gradients of every local step, see `fedkeel.analysis.gradients`.
+        options: that the function is called with.
     """
 
-    name: ClassVar[str] = ""
-    title: ClassVar[str] = ""
-    what: ClassVar[str] = ""
-    paper: ClassVar[str] = ""
-    of_every_model: ClassVar[bool] = False  # after a run: of each that it kept, not of the last one alone
-    needs: ClassVar[str] = ""  # layers without which there is nothing to see: one of `LAYERS`
-    has_options: bool = False  # given by whoever asks, who then does not want what was recorded with others
+    function: Callable[..., Numbers]
+    name: str
+    paper: str = ""
+    number: str = ""
+    better: Literal["low", "high"] | None = None
+    needs: str = ""
+    steps: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def of_records(self) -> bool:
-        """Whether the run's own records and data are all that it needs."""
-        return type(self).of_run is not Diagnostic.of_run
+    def title(self) -> str:
+        return (self.function.__doc__ or self.name).partition("\n")[0].rstrip(".")
+
+    @property
+    def what(self) -> str:
+        return " ".join((self.function.__doc__ or "").partition("\n")[2].split())
 
     def check(self, worker: Worker) -> None:
         """Refuse, before anything trains, a run in which there is nothing to measure."""
-        if self.needs and not LAYERS[self.needs](worker.model):
+        if self.needs and not NEEDS[self.needs](worker):
             raise FedkeelError(
-                f"'{self.name}' looks at {self.needs}, and the model of '{worker.method.name}' has none: choose "
-                "another diagnostic, or a model and a method with batch norm."
+                f"'{self.name}' looks at {self.needs}, and a run of '{worker.method.name}' with this model has none: "
+                "choose another diagnostic, method or model."
             )
 
-    def watch(self, is_recorded: Callable[[int], bool]) -> Callable[[nn.Module], StepWatch] | None:
-        """What looks at every local step, if that is needed: called with the model."""
-        return None
-
-    def measure(self, snapshot: Snapshot) -> Values:
-        """What is to be seen at this moment."""
-        raise NotImplementedError
-
-    def figures(self, measured: list[Measured]) -> list[Figure]:
-        """The figures of what was measured, of one round or of several."""
-        raise NotImplementedError
-
-    def of_run(self, run: Run, objects: Objects) -> list[Figure]:
-        """From what was recorded while the run trained, or else, and if options are given, from the models it kept."""
-        measured = [] if self.has_options else recorded(run.directory, self.name)
-        if not measured:
-            snapshots = of_run(run, objects)
-            chosen = sorted(snapshots, key=lambda s: s.round) if self.of_every_model else snapshots[-1:]
-            self.check(chosen[0].worker)
-            measured = [self._after_run(snapshot) for snapshot in chosen]
-        return self.draw(measured)
-
-    def look(self, snapshot: Snapshot) -> Measured:
-        return Measured(snapshot.round, plain(self.measure(snapshot)))
-
-    def _after_run(self, snapshot: Snapshot) -> Measured:
-        """As `look`; a sentence where that is not possible, as of a model that has diverged."""
+    def measure(self, run: Snapshot) -> Numbers:
+        """Its numbers as JSON can hold them; a sentence where there are none, as of a model that has diverged."""
         try:
-            return self.look(snapshot)
+            found = self.function(run, **self.options)
         except FedkeelError:
             raise
         except (ArithmeticError, RuntimeError, ValueError) as error:
-            raise FedkeelError(
-                f"'{self.name}' cannot be computed of round {from_one(snapshot.round)}: {first_line(error)}."
-            ) from error
+            raise FedkeelError(f"'{self.name}' cannot be computed: {first_line(error)}.") from error
+        numbers: Numbers = plain(json.loads(json.dumps(found, default=lambda array: array.tolist())))
+        return numbers
 
-    def draw(self, measured: list[Measured]) -> list[Figure]:
-        """The figures; a sentence where a model that has diverged leaves no numbers for them."""
-        try:
-            return self.figures(measured)
-        except TypeError as error:
-            if not any(map(_lacks_numbers, measured)):
-                raise
-            raise FedkeelError(
-                f"'{self.name}' has no figure: its numbers are not finite, the model has diverged."
-            ) from error
-
-    def document(self, figures: Sequence[Figure]) -> dict[str, Any]:
-        texts = {"name": self.name, "title": self.title, "what": self.what, "paper": self.paper}
-        return {**texts, "figures": [plain(figure) for figure in figures]}
-
-    def write(self, directory: Path, document: dict[str, Any]) -> None:
-        """`directory`: the run's, or any other in its place."""
-        path = directory / FOLDER / f"{self.name}.json"
-        with explained(path, then=""):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(document, allow_nan=False).encode() + b"\n")
+    def document(self, rounds: Mapping[int, Numbers], *, recorded: bool) -> dict[str, Any]:
+        """The numbers by round, and the figures that follow from their shape."""
+        figures = of_numbers(rounds)
+        path, value = next(leaves(rounds[max(rounds)]), ("", None))
+        if self.number and value is not None:
+            figures[0]["key"] = {"label": self.number, "value": value, "better": self.better, "percent": SHARE in path}
+        about = {"name": self.name, "title": self.title, "what": self.what, "paper": self.paper, "recorded": recorded}
+        return {**about, "rounds": [{"round": r, "numbers": n} for r, n in rounds.items()], "figures": figures}
 
 
-def _lacks_numbers(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    return any(map(_lacks_numbers, value)) if isinstance(value, list | tuple) else value is None
-
-
-DIAGNOSTICS: Registry[Diagnostic] = Registry("diagnostic")
+DIAGNOSTICS: Registry[Diagnostic] = Registry("diagnostic", given=("run",))
 """The diagnostics by name."""
-D = TypeVar("D", bound=type[Diagnostic])
 
 
-def diagnostic(name: str) -> Callable[[D], D]:
-    """Decorator: make a diagnostic known under `name`; see `Diagnostic`."""
+def diagnostic(name: str, **about: Any) -> Callable[[Function], Function]:
+    """Decorator: make a function `(run: Snapshot, *, options) -> Numbers` known under `name`.
 
-    def remember(cls: D) -> D:
-        cls.name, cls.what = name, cls.what or " ".join((cls.__doc__ or "").split())
-        return DIAGNOSTICS.register(name, summary=cls.title, paper=cls.paper)(cls)
+    The first line of its docstring is the title, the rest what a reader is told. `about`: the attributes of
+    `Diagnostic`. No example here, since it looks at a run: see "Add a diagnostic in one file" in Contributing.
+    """
+
+    def remember(function: Function) -> Function:
+        made = Diagnostic(function, name, **about)
+        build = wraps(function)(lambda **options: replace(made, options=options))
+        DIAGNOSTICS.register(name, summary=made.title, paper=made.paper)(build)
+        return function
 
     return remember
 
@@ -152,51 +124,36 @@ def build(text: str, **options: Any) -> Diagnostic:
     """A diagnostic from its name, with options as in `tsne(samples=500)` or as keywords.
 
     >>> from fedkeel import analysis
-    >>> analysis.build("tsne", samples=500).samples
-    500
+    >>> analysis.build("tsne", samples=500).options
+    {'samples': 500}
     """
     parsed = spec.parse(text)
-    options = {**parsed.options, **options}
-    built = DIAGNOSTICS.make(parsed.name, **options)
-    built.has_options = bool(options)
-    return built
+    return DIAGNOSTICS.make(parsed.name, **{**parsed.options, **options})
 
 
-def records_file(directory: Path, name: str) -> Path:
-    return directory / FOLDER / f"{name}.jsonl"
+def requested(config: Config) -> list[Diagnostic]:
+    """The diagnostics that `record` names.
 
-
-def recorded(directory: Path, name: str) -> list[Measured]:
-    """What was recorded of a run, a round each; a last line that was not written to its end does not count."""
-    path = records_file(directory, name)
-    measured = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            record = json.loads(line)
-            measured.append(Measured(int(record["round"]), record["values"]))
-        except (json.JSONDecodeError, KeyError, TypeError):
-            break
-    return measured
-
-
-def over_rounds(
-    title: str,
-    y_label: str,
-    measured: list[Measured],
-    values: str | Callable[[Values], Mapping[str, float | None]],
-    **more: Any,
-) -> list[Figure]:
-    """Lines over the rounds of what stands under `values`, or is made by it; none where a single round was measured.
-
-    >>> two = [Measured(0, {"loss": {"fedavg": 2.0}}), Measured(1, {"loss": {"fedavg": 1.5}})]
-    >>> over_rounds("Loss", "loss", two, "loss")[0]["series"]
-    [{'name': 'fedavg', 'x': [1, 2], 'y': [2.0, 1.5]}]
+    >>> [diagnostic.name for diagnostic in requested(Config(record="loss-gap, tsne(samples=500)"))]
+    ['loss-gap', 'tsne']
     """
-    take = itemgetter(values) if isinstance(values, str) else values
-    rounds = {entry.round: take(entry.values) for entry in measured}
-    return [by_round(title, y_label, rounds, **more)] if len(rounds) > 1 else []
+    found = [build(text) for text in spec.split(config.record, ",")] if config.record.strip() else []
+    names = [diagnostic.name for diagnostic in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise FedkeelError(f"'record' names '{twice[0]}' twice: keep one.")
+    return found
 
 
-def names(text: str) -> list[str]:
-    """Of an option that lists them with commas."""
-    return [name.strip() for name in text.split(",") if name.strip()]
+# -- files -----------------------------------------------------------------------------------------------------------
+def write(directory: Path, document: Mapping[str, Any]) -> None:
+    path = directory / FOLDER / f"{document['name']}.json"
+    with explained(path, then=""):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(document, allow_nan=False).encode() + b"\n")
+
+
+def recorded(directory: Path, name: str) -> dict[int, Numbers]:
+    """What was recorded of a run while it trained, by round."""
+    path = directory / FOLDER / f"{name}.json"
+    document = json.loads(path.read_bytes()) if path.exists() else {}
+    return {entry["round"]: entry["numbers"] for entry in document.get("rounds", ()) if document["recorded"]}

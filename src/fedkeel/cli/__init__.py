@@ -44,7 +44,7 @@ EXAMPLES = """examples:
 # The order in which a person meets them; others follow by name.
 ORDER = (
     *("advise", "run", "compare", "tune", "resume", "demo", "reproduce", "show", "data", "list"),
-    *("analyse", "report", "watch", "export", "calibrate", "server", "join"),
+    *("analyse", "report", "watch", "predict", "evaluate", "calibrate", "export", "server", "join"),
 )
 
 

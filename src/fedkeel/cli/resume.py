@@ -29,8 +29,6 @@ def add_arguments(parser: Parser) -> None:
     text = "go on with a finished run until it has had so many in all"
     parser.add_argument("--rounds", metavar="N", type=whole("rounds", 1), help=text)
     parser.add_shared("--json", "--quiet", "--track", "--import")
-    text = "go on though the code of the method or model is not what the run began with"
-    parser.add_argument("--changed-code", action="store_true", help=text)
     parser.add_options({*MACHINE_OPTIONS} - {"round_timeout"}, default="as before")
 
 
@@ -41,6 +39,5 @@ def run(arguments: Arguments) -> int:
         arguments.continue_with = f"fedkeel resume {shlex.quote(arguments.directory)}"
     progress = RunProgress(quiet=arguments.quiet)
     with interruptible(), progress, tracked(arguments.track, arguments.directory, progress) as observer:
-        own = {"observer": observer, "verbose": False, "changed_code": arguments.changed_code}
-        result = fedkeel.resume(arguments.directory, **own, **given_options(arguments))
+        result = fedkeel.resume(arguments.directory, observer=observer, verbose=False, **given_options(arguments))
     return show_run(result, as_json=arguments.json)

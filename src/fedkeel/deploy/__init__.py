@@ -4,12 +4,13 @@ The round loop is the one that runs everywhere (`engine.rounds`); its executor (
 Broadcasts over a channel, and a site answers with Updates.
 
     site.py         a site: its images, its `memory` and what it spent of its privacy, what it replies to a request
-    policy.py       what a site lets a server ask of it, by `request_checks`
+    policy.py       what a site lets a server ask of it, by `requests`
+    site_models.py  what a site keeps of a run for itself
     serving.py      a run: the sites that come, then the rounds
     channel.py      requests and replies as NVFlare's tasks
     controller.py   the run inside of a job at NVFlare's server; `executor.py`, the site in the same job
     kits.py         what the server and each site need to trust each other, and how strict they are
-    jobs.py         `fedkeel server` and `fedkeel join`: NVFlare's processes, one job after another
+    jobs.py         `fedkeel server` and `fedkeel join`: NVFlare's `processes`, one job after another
     flower.py       the same as a Flower app, for those who have a Flower federation
 """
 

@@ -13,15 +13,16 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
 
-from fedkeel.core.messages import BadMessage, reading
-from fedkeel.engine.executors.sites.channel import Reply, Table, plain
-from fedkeel.stopping import Stopped, stop_requested
+from fedkeel.core.messages import BadMessage
+from fedkeel.engine.executors.sites.channel import Reply, Table, plain, unpacked
+from fedkeel.stopping import Stopped
 
 REQUEST = "fedkeel"  # the name of every task
 TABLE, MESSAGE = "table", "message"
-LARGEST_TABLE = 4 * 2**20
-POLL = 0.05  # seconds
+LOOK = 0.05  # seconds
+LOST = (TaskCompletionStatus.CLIENT_DEAD, TaskCompletionStatus.ERROR)
 
 
 def packed(table: Table, message: bytes) -> Shareable:
@@ -32,18 +33,13 @@ def packed(table: Table, message: bytes) -> Shareable:
     return shareable
 
 
-def unpacked(shareable: Shareable) -> Reply:
+def content_of(shareable: Any) -> Reply:
     """What was packed; `BadMessage` for anything else."""
-    table, message = shareable.get(TABLE), shareable.get(MESSAGE)
-    if not isinstance(table, str) or not isinstance(message, bytes):
-        raise BadMessage("it is not a table and a message")
-    if len(table) > LARGEST_TABLE:
-        raise BadMessage(f"its table has {len(table):,} bytes, more than {LARGEST_TABLE:,}")
-    with reading():
-        read = json.loads(table)
-        if not isinstance(read, dict):
-            raise BadMessage("its table is none")
-        return read, message
+    if not isinstance(shareable, Shareable):
+        raise BadMessage("its reply is none")
+    if (code := shareable.get_return_code(ReturnCode.OK)) != ReturnCode.OK:
+        raise BadMessage(f"its NVFlare says {plain(code)}")
+    return unpacked(shareable.get(TABLE), shareable.get(MESSAGE))
 
 
 @dataclass
@@ -52,8 +48,10 @@ class NVFlareChannel:
 
     controller: Controller
     context: FLContext
+    abort: Signal
 
     def sites(self) -> list[str]:
+        self._refuse_to_go_on()
         clients: list[Any] = self.context.get_engine().get_clients()
         return [one.name for one in clients if self.controller.get_client_disconnect_time(one.name) is None]
 
@@ -63,21 +61,23 @@ class NVFlareChannel:
         came: Queue[tuple[str, Reply | str]] = Queue()
 
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:  # noqa: ARG001 (NVFlare names them)
-            came.put((client_task.client.name, reply_of(client_task.result)))
+            try:
+                came.put((client_task.client.name, content_of(client_task.result)))
+            except BadMessage as bad:
+                came.put((client_task.client.name, str(bad)))
             client_task.result = None  # it would stay in memory as long as the task
 
         tasks: dict[str, Task] = {}
         for name, request in requests.items():
-            data, seconds = packed(request, message), math.ceil(timeout)
-            tasks[name] = Task(REQUEST, data, timeout=seconds, result_received_cb=received)
+            seconds = math.ceil(timeout)
+            tasks[name] = Task(REQUEST, packed(request, message), timeout=seconds, result_received_cb=received)
             self.controller.broadcast(tasks[name], self.context, targets=[name], min_responses=1)
         deadline = time.monotonic() + timeout
         try:
             while tasks and time.monotonic() < deadline:
-                if stop_requested.is_set():
-                    raise Stopped
+                self._refuse_to_go_on()
                 try:
-                    name, reply = came.get(timeout=POLL)
+                    name, reply = came.get(timeout=LOOK)
                 except Empty:
                     for name in [name for name, task in tasks.items() if task.completion_status in LOST]:
                         del tasks[name]
@@ -89,17 +89,6 @@ class NVFlareChannel:
             for task in tasks.values():
                 self.controller.cancel_task(task)
 
-
-LOST = (TaskCompletionStatus.CLIENT_DEAD, TaskCompletionStatus.ERROR)
-
-
-def reply_of(result: Any) -> Reply | str:
-    """A site's reply, or what is wrong with it."""
-    if not isinstance(result, Shareable):
-        return "its reply is none"
-    if (code := result.get_return_code(ReturnCode.OK)) != ReturnCode.OK:
-        return f"its NVFlare says {plain(code)}"
-    try:
-        return unpacked(result)
-    except BadMessage as bad:
-        return str(bad)
+    def _refuse_to_go_on(self) -> None:
+        if self.abort.triggered:
+            raise Stopped

@@ -30,10 +30,7 @@ class Console:
         self._kit, self._server = kit, server
         self._session: Session | None = None
 
-    def __enter__(self) -> Console:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         if self._session is not None:
             with suppress(Exception):  # it may be broken
                 self._session.close()
@@ -48,7 +45,7 @@ class Console:
                         self._session = new_secure_session(ADMIN, str(self._kit.absolute()), timeout=5.0)
                 return question(self._session)
             except Exception as error:  # NVFlare raises many kinds; none of them ends a run by itself
-                self.__exit__()
+                self.close()
                 if self._server.poll() is not None or time.monotonic() > deadline:
                     raise FedkeelError(
                         f"NVFlare's server does not answer ({type(error).__name__}), perhaps its port is taken: see "
@@ -59,17 +56,15 @@ class Console:
     def last_heard(self) -> dict[str, float]:
         """How many seconds ago NVFlare's server heard of each client; they say every five that they are there."""
         clients = self._ask(lambda session: session.get_connected_client_list())
-        now = time.time()
-        return {one.name: now - one.last_connect_time for one in clients}
+        return {one.name: time.time() - one.last_connect_time for one in clients}
 
     def idle(self, names: Sequence[str]) -> list[str]:
-        """Those of these that say they run no job. One that does not reply, or hangs, says nothing."""
-        try:
-            rows = self._session.get_client_job_status([*names]) if self._session is not None else None
-        except Exception:  # NVFlare gives up on all when one of them does not reply
-            self.__exit__()
-            return []
-        return [row["client_name"] for row in rows or () if row.get("status") == "no_jobs"]
+        """Those of these that say they run no job. NVFlare gives up on all when one of them does not reply."""
+        with suppress(Exception):
+            rows = self._session.get_client_job_status([*names]) if self._session is not None and names else ()
+            return [row["client_name"] for row in rows or () if row.get("status") == "no_jobs"]
+        self.close()
+        return []
 
     def submit(self, folder: Path) -> str:
         token = str(uuid.uuid4())  # what is submitted twice under one is one job

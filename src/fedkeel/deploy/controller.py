@@ -1,8 +1,5 @@
 """The run, inside of a job at NVFlare's server: `control_flow` is the one round loop."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from nvflare.apis.client import Client
@@ -14,11 +11,11 @@ from nvflare.apis.signal import Signal
 from fedkeel.config import from_dict
 from fedkeel.core import imports
 from fedkeel.deploy.channel import NVFlareChannel
-from fedkeel.deploy.kits import Settings
+from fedkeel.deploy.kits import SETTINGS, read_json
 from fedkeel.deploy.serving import Waiting, train
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.progress import RunProgress
-from fedkeel.stopping import Stopped, stop_requested
+from fedkeel.stopping import Stopped
 
 PROGRESS, FAILURE = "progress.log", "failure.txt"  # beside the settings: what 'fedkeel server' shows
 TOGETHER = 60.0  # seconds that the sites of a job have to come up
@@ -40,10 +37,10 @@ class FedkeelController(Controller):
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
-        settings = Settings.read(local)
-        channel = NVFlareChannel(self, fl_ctx)
+        settings = read_json(local / SETTINGS)
+        channel = NVFlareChannel(self, fl_ctx, abort_signal)
         sites = tuple(channel.sites())
-        with open(local / PROGRESS, "a", encoding="utf-8", buffering=1) as stream, followed(abort_signal):
+        with open(local / PROGRESS, "a", encoding="utf-8", buffering=1) as stream:
             try:
                 for one in settings["imports"]:
                     imports.load(one)
@@ -55,22 +52,3 @@ class FedkeelController(Controller):
             except FedkeelError as error:
                 (local / FAILURE).write_text(str(error), encoding="utf-8")
                 self.system_panic(str(error), fl_ctx)
-
-
-@contextmanager
-def followed(abort: Signal) -> Iterator[None]:
-    """While inside, a job that is aborted asks the run to stop."""
-    over = threading.Event()
-
-    def follow() -> None:
-        while not over.wait(0.1):
-            if abort.triggered:
-                stop_requested.set()
-
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()

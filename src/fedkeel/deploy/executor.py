@@ -12,10 +12,10 @@ from nvflare.apis.signal import Signal
 from fedkeel.config import from_one
 from fedkeel.core import imports
 from fedkeel.core.messages import BadMessage
-from fedkeel.deploy.channel import packed, unpacked
-from fedkeel.deploy.kits import Settings, verify
+from fedkeel.deploy.channel import content_of, packed
+from fedkeel.deploy.kits import SETTINGS, read_json, verify
 from fedkeel.deploy.policy import Policy
-from fedkeel.deploy.site import Site, own_folder
+from fedkeel.deploy.site import Site, own_data
 from fedkeel.deploy.site_models import SiteModels
 from fedkeel.engine.executors.sites.channel import Table, plain
 
@@ -34,9 +34,9 @@ class FedkeelExecutor(Executor):
         if self._site is None:
             local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
             verify(local.parent)
-            self._site = site_of(Settings.read(local))
+            self._site = site_of(read_json(local / SETTINGS))
         try:
-            table, message = unpacked(shareable)
+            table, message = content_of(shareable)
         except BadMessage as bad:
             return packed({"failure": f"the server's message cannot be used: {bad}"}, b"")
         log.info(summary(table))
@@ -53,7 +53,7 @@ def site_of(settings: dict[str, Any]) -> Site:
     for one in settings["imports"]:
         imports.load(one)
     policy = Policy.read(Path(settings["accept"])) if settings["accept"] else Policy()
-    read = own_folder(Path(settings["data"]), settings["name"], **settings["own"])
+    read = own_data(Path(settings["data"]), settings["name"], **settings["own"])
     models = SiteModels(state / "models", settings["calibrate"])
     return Site(read, state / "memory", settings["name"], settings["device"], policy=policy, models=models)
 

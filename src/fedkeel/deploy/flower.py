@@ -2,9 +2,8 @@
 
 `flwr run` reads the options of a run from `[tool.flwr.app.config]`, by the names they have everywhere in Fedkeel, with
 three more: `out` (the run directory; one that holds a run is resumed), `sites` (how many to wait for) and `wait` (for
-how many seconds). A node's own configuration has `data` (its folder of images), `name`, `state`, `device` and `accept`
-(the file of its policy); a node of a simulation has none of these and is one client of the data set that the options
-name.
+how many seconds). A node's own configuration has `data` (its images, or its table), `state` (a folder for its memory),
+`name`, `device` and `accept` (the file of its policy).
 """
 
 import json
@@ -24,14 +23,14 @@ from fedkeel.core.messages import BadMessage, reading
 from fedkeel.data.site import OWN
 from fedkeel.deploy.policy import Policy
 from fedkeel.deploy.serving import Waiting, train
-from fedkeel.deploy.site import Site, own_folder, share_of_data_set
-from fedkeel.engine.executors.sites.channel import Reply, Table, read_reply
+from fedkeel.deploy.site import Site, own_data
+from fedkeel.engine.executors.sites.channel import Reply, Table, read_reply, unpacked
 from fedkeel.errors import FedkeelError
 from fedkeel.stopping import Stopped, stop_requested
 
 TABLE, BYTES = "table", "tensors"
 NAME = "name"  # a request of this file's own: Flower knows its nodes by numbers
-LARGEST_TABLE, PATIENCE, POLL = 4 * 2**20, 60.0, 0.5
+PATIENCE, LOOK = 60.0, 0.5  # seconds
 
 server_app = ServerApp()
 """The round loop as a Flower app. No example: `flwr run` starts it, from a pyproject.toml that names it."""
@@ -46,13 +45,7 @@ def to_records(table: Table, message: bytes) -> RecordDict:
 
 def from_records(records: RecordDict) -> Reply:
     with reading():
-        text = records.config_records[TABLE][TABLE]
-        if not isinstance(text, str) or len(text) > LARGEST_TABLE:
-            raise BadMessage(f"its table is not a text of {LARGEST_TABLE:,} characters at most")
-        table = json.loads(text)
-        if not isinstance(table, dict):
-            raise BadMessage("its table is none")
-        return table, records.array_records[BYTES][BYTES].data
+        return unpacked(records.config_records[TABLE][TABLE], records.array_records[BYTES][BYTES].data)
 
 
 @dataclass
@@ -90,7 +83,7 @@ class FlowerChannel:
             for reply in self.grid.pull_messages(list(waiting)):
                 waiting.discard(reply.metadata.reply_to_message_id)
                 yield reply.metadata.src_node_id, content_of(reply)
-            if waiting and stop_requested.wait(POLL):
+            if waiting and stop_requested.wait(LOOK):
                 raise Stopped
 
 
@@ -112,32 +105,23 @@ def main(grid: Grid, context: Context) -> None:
 
 def answer(message: Message, context: Context) -> Message:
     """One request. The site stays in this process for the next one, where there is a next one."""
-    site = site_of(tuple(sorted(context.node_config.items())), tuple(sorted(context.run_config.items())))
+    site = site_of(tuple(sorted(context.node_config.items())))
     table, data = from_records(message.content)
     reply = ({NAME: site.name}, b"") if table.get("do") == NAME else site.reply(table, data)
     return Message(to_records(*reply), reply_to=message)
 
 
 @lru_cache(maxsize=16)
-def site_of(node_config: tuple[tuple[str, Any], ...], run_config: tuple[tuple[str, Any], ...]) -> Site:
-    """From a node's configuration: its own folder, or one client of the data set that the server names."""
-    node, run = dict(node_config), {name.replace("-", "_"): value for name, value in run_config}
-    state, device = node.get("state"), str(node.get("device", "auto"))
-    if "data" in node:
-        folder = Path(str(node["data"])).expanduser()
-        name = str(node.get("name", "")) or folder.resolve().name
-        policy = Policy.read(Path(str(node["accept"])).expanduser()) if "accept" in node else Policy()
-        own = {option: node[option] for option in OWN if option in node}
-        return Site(own_folder(folder, name, **own), Path(str(state)) if state else None, name, device, policy=policy)
-    if "partition-id" in node:
-        # Nodes of a simulation share a disk with the server, or at least its run directory.
-        position, out = int(node["partition-id"]), str(run.pop("out", ""))
-        place = Path(out) / "sites" / str(position) if Path(out).is_absolute() else None
-        read = share_of_data_set(position)
-        options = {name: value for name, value in run.items() if name not in ("sites", "wait")}
-        (client,) = read(from_dict(options), None)
-        return Site(read, place, client.name, device, position=position, policy=None)
-    raise FedkeelError("A node needs its images: give 'data' in its node configuration, the folder of its classes.")
+def site_of(node_config: tuple[tuple[str, Any], ...]) -> Site:
+    node = {name: str(value) for name, value in node_config}
+    if not {"data", "state"} <= node.keys():
+        raise FedkeelError("A node needs 'data', its images, and 'state', a folder: give both in its configuration.")
+    path = Path(node["data"]).expanduser()
+    name = node.get("name") or path.resolve().name
+    policy = Policy.read(Path(node["accept"]).expanduser()) if "accept" in node else Policy()
+    own = {option: value for option, value in node_config if option in OWN}
+    state = Path(node["state"]).expanduser()
+    return Site(own_data(path, name, **own), state, name, node.get("device", "auto"), policy=policy)
 
 
 server_app.main()(main)

@@ -14,8 +14,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +24,12 @@ from fedkeel.files import explained
 
 CONTROLLER = "fedkeel.deploy.controller.FedkeelController"
 EXECUTOR = "fedkeel.deploy.executor.FedkeelExecutor"
+SETTINGS = "fedkeel.json"  # in a kit's `local/`: what a job of NVFlare's finds there, and cannot change
 ADMIN = "admin@fedkeel.org"
 PROJECT = "fedkeel"
 LARGEST = 2 * 2**30  # bytes of a message that the server takes in
+RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
 FORBIDDEN = ("byoc", "shell_commands")  # code that comes with a job, and commands of the system
-
-
-class Settings:
-    """`fedkeel.json` in a kit's `local/`: what a job of NVFlare's finds there, and cannot change."""
-
-    FILE = "fedkeel.json"
-
-    @staticmethod
-    def write(local: Path, settings: Mapping[str, Any]) -> None:
-        with explained(local / Settings.FILE, ""):
-            (local / Settings.FILE).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-
-    @staticmethod
-    def read(local: Path) -> dict[str, Any]:
-        return read_json(local / Settings.FILE)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -54,6 +40,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise FedkeelError(f"'{path}' is not a table: take the kit from a copy.")
     return found
+
+
+def write_json(path: Path, table: dict[str, Any]) -> None:
+    with explained(path, ""):
+        path.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
 def name_of(kit: Path) -> str:
@@ -69,19 +60,23 @@ def make(folder: Path, host: str, port: int, sites: Sequence[str]) -> list[str]:
     for name in sites:
         if not name or not all(c.isalnum() or c in "-_" for c in name) or len(name) > 60:
             raise FedkeelError(f"A site is called '{visible(name)}': give letters, digits, '-' and '_' alone.")
-    known = (folder / "server").exists()
+    known, authority = (folder / "server").exists(), folder / "authority"
     new = [name for name in sites if not (folder / "sites" / name).exists()]
     if known:
-        refuse_other_address(folder, host, port)
+        (server,) = read_json(folder / "server" / "startup" / "fed_server.json")["servers"]
+        target = server["service"]["target"]
+        if target != f"{host}:{port}":  # sites were given the address, and the certificate is made out to it
+            raise FedkeelError(
+                f"The kits in '{folder}' are of the server '{target}': give that address, or other kits."
+            )
     if known and not new:
         return []
-    authority = folder / "authority"
     if known and not authority.exists():
         raise FedkeelError(f"'{folder}' has no kit for {new[0]}, and no 'authority' to make one: put that folder back.")
     with explained(folder, ""):
         authority.mkdir(parents=True, exist_ok=True)
         authority.chmod(0o700)
-        (authority / "project.yml").write_text(json.dumps(project(host, port, sites)))  # JSON is YAML
+    write_json(authority / "project.yml", project(host, port, sites))  # JSON is YAML
     command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", ".", "--force"]
     done = subprocess.run(command, cwd=authority, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
     made = sorted((authority / PROJECT).glob("prod_*"))
@@ -94,9 +89,8 @@ def make(folder: Path, host: str, port: int, sites: Sequence[str]) -> list[str]:
         (folder / place).chmod(0o700)
     for old in made:
         shutil.rmtree(old)
-    tighten(folder / "server", CONTROLLER)
-    for name in new:
-        tighten(folder / "sites" / name, EXECUTOR)
+    for place in places.keys() - {"admin"}:
+        tighten(folder / place)
     return new
 
 
@@ -119,36 +113,15 @@ def project(host: str, port: int, sites: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def refuse_other_address(folder: Path, host: str, port: int) -> None:
-    """Sites were given the address, and the certificate is made out to it."""
-    (server,) = read_json(folder / "server" / "startup" / "fed_server.json")["servers"]
-    target = server["service"]["target"]
-    if target != f"{host}:{port}":
-        raise FedkeelError(f"The kits in '{folder}' are of the server '{target}': give that address, or other kits.")
-
-
 # -- how strict a kit is ----------------------------------------------------------------------------------------------
-def tighten(kit: Path, only: str) -> None:
-    """Write the `local/` of a kit: one class, no code that comes with a job, no commands, no logs that travel."""
-    local = kit / "local"
-    resources = read_json(local / "resources.json.default")
+def strict(kit: Path) -> dict[str, dict[str, Any]]:
+    """The files of a kit's `local/`: one class, no code that comes with a job, no commands, no logs that travel."""
+    resources = read_json(kit / "local" / "resources.json.default")
     resources["class_list_enforcement_mode"] = "enforce"
-    resources["class_allow_list"] = [only]
+    resources["class_allow_list"] = [CONTROLLER if (kit / "startup" / "fed_server.json").exists() else EXECUTOR]
     resources["allow_log_streaming"] = False
     resources["components"] = [one for one in resources["components"] if "log" not in one["id"]]
-    place_storage(resources, kit)
-    authorization = read_json(local / "authorization.json.default")
-    rights = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
-    authorization["permissions"] = {
-        "project_admin": dict.fromkeys(rights, "any") | dict.fromkeys(FORBIDDEN, "none"),
-    }
-    for name, table in (("resources.json", resources), ("authorization.json", authorization)):
-        (local / name).write_text(json.dumps(table, indent=1) + "\n")
-    (local / "comm_config.json").write_text(json.dumps({"streaming_max_blob_size": LARGEST}, indent=1) + "\n")
-
-
-def place_storage(resources: dict[str, Any], kit: Path) -> None:
-    """Of a server: what it stores lies in its kit, not in a temporary folder that others could write."""
+    # What a server stores lies in its kit, not in a temporary folder that others could write.
     storage = kit.absolute() / "storage"
     for one in resources["components"]:
         if one["id"] == "job_manager":
@@ -157,31 +130,26 @@ def place_storage(resources: dict[str, Any], kit: Path) -> None:
             one["args"] |= {"max_jobs": 1, "min_schedule_interval": 1.0, "max_schedule_interval": 5.0}
     if "snapshot_persistor" in resources:
         resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(storage / "snapshots")
+    authorization = read_json(kit / "local" / "authorization.json.default")
+    authorization["permissions"] = {
+        "project_admin": dict.fromkeys(RIGHTS, "any") | dict.fromkeys(FORBIDDEN, "none"),
+    }
+    return {
+        "resources.json": resources,
+        "authorization.json": authorization,
+        "comm_config.json": {"streaming_max_blob_size": LARGEST},
+    }
+
+
+def tighten(kit: Path) -> None:
+    for name, table in strict(kit).items():
+        write_json(kit / "local" / name, table)
 
 
 def verify(kit: Path) -> None:
-    """Refuse a kit that lets a server do more than Fedkeel needs."""
-    for problem in looseness(kit):
-        raise FedkeelError(f"The kit '{kit}' is not strict: {problem}. Take its 'local' from a copy.")
-
-
-def looseness(kit: Path) -> Iterator[str]:
-    """What of a kit's `local/` is looser than `tighten` made it."""
-    local = kit / "local"
-    resources, rights = read_json(local / "resources.json"), read_json(local / "authorization.json").get("permissions")
-    if resources.get("class_list_enforcement_mode") != "enforce":
-        yield "'resources.json' does not enforce its list of classes"
-    if strange := [one for one in resources.get("class_allow_list", ["*"]) if one not in (CONTROLLER, EXECUTOR)]:
-        yield f"'resources.json' allows the class {visible(str(strange[0]))}"
-    if resources.get("allow_log_streaming") is not False:
-        yield "'resources.json' lets logs travel to the server"
-    known = [one.get("path") for one in read_json(local / "resources.json.default").get("components", ())]
-    if added := [one.get("path") for one in resources.get("components", ()) if one.get("path") not in known]:
-        yield f"'resources.json' has the component {visible(str(added[0]))}"
-    for role, given in rights.items() if isinstance(rights, dict) else [("nobody", "any")]:
-        for right in FORBIDDEN:
-            if (given if isinstance(given, str) else given.get(right, "none")) != "none":
-                yield f"'authorization.json' gives '{role}' the right '{right}'"
-    with suppress(OSError):
-        if (local / "custom").exists() and any((local / "custom").iterdir()):
-            yield "there is code in 'local/custom'"
+    """Refuse the kit of a site that lets a server do more than Fedkeel needs."""
+    changed = [name for name, table in strict(kit).items() if read_json(kit / "local" / name) != table]
+    if (kit / "local" / "custom").exists():
+        changed.append("custom")
+    if changed:
+        raise FedkeelError(f"'{changed[0]}' in '{kit / 'local'}' is not as it was made: take that folder from a copy.")

@@ -4,22 +4,19 @@ rounds, and what it has spent of its privacy over all runs."""
 import json
 import re
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
 from fedkeel.config import Config
 from fedkeel.core.messages import BadMessage, pack, unpack
 from fedkeel.core.state import Tensors
-from fedkeel.deploy.policy import Policy
-from fedkeel.engine.tasks import fingerprint
+from fedkeel.deploy.policy import DELTA, Policy
 from fedkeel.errors import StoreError
 from fedkeel.files import Unsealed, explained, seal, unseal, write_atomically
 from fedkeel.trust import privacy
 
 Step = tuple[int, int]  # round, and which request of that round
 KEPT_RUNS = 3
-CHECKSUM = "checksum"
-STATE = re.compile(r"\d{6}-\d{4,}\.safetensors|calibrated\.safetensors(\.json)?|\..*\.writing")
+RUN = re.compile(r"[0-9a-f]{16}")  # the name of one
 
 
 class SiteMemory:
@@ -30,11 +27,8 @@ class SiteMemory:
     states of the last few rounds are kept, as far back as the server's checkpoints can go.
     """
 
-    def __init__(self, state: Path | None, run: str, keep: int) -> None:
-        if not run.isalnum():
-            raise BadMessage(f"the run is called {run!r}")
-        self.folder = None if state is None else state / run
-        self.keep_rounds = keep
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder, self.keep_rounds = folder, keep
 
     def after(self, step: Step | None) -> Tensors:
         """What was remembered after this step, or at first; whatever came later is forgotten."""
@@ -42,54 +36,42 @@ class SiteMemory:
         for known in list(states):
             if step is None or known > step:
                 states.pop(known).unlink(missing_ok=True)
-        return self._read(states[max(states)]) if states else {}
+        if not states:
+            return {}
+        path = states[max(states)]
+        try:
+            return unpack(path.read_bytes())[1].get("memory", {})
+        except (OSError, BadMessage) as error:
+            raise StoreError(
+                f"What this site remembers of the run, '{path}', cannot be read ({error}): put it back from a copy, or "
+                "begin a new run."
+            ) from error
 
     def keep(self, step: Step, memory: Tensors) -> None:
         """Remember this after the step."""
-        if self.folder is None or (not memory and not self._states()):
+        if not memory and not self._states():
             return
         if not self.folder.exists():
             forget_other_runs(self.folder)
             self.folder.mkdir(parents=True)
         path = self.folder / f"{step[0]:06d}-{step[1]:04d}.safetensors"
-        write_atomically(path, pack({CHECKSUM: fingerprint(memory).hex()}, memory=memory))
+        write_atomically(path, pack({}, memory=memory))
         # Of the states older than any checkpoint, the newest is still what a repeated round may begin with.
         old = sorted(path for known, path in self._states().items() if known[0] <= step[0] - self.keep_rounds)
         for path in old[:-1]:
             path.unlink(missing_ok=True)
 
-    @staticmethod
-    def _read(path: Path) -> Tensors:
-        with suppress(BadMessage):
-            header, groups = unpack(path.read_bytes())
-            memory = groups.get("memory", {})
-            if header.get(CHECKSUM) == fingerprint(memory).hex():
-                return memory
-        raise StoreError(
-            f"What this site remembers of the run, '{path}', was changed since it was written, its checksum does not "
-            "match: put it back from a copy, or begin a new run."
-        )
-
     def _states(self) -> dict[Step, Path]:
-        paths = self.folder.glob("*.safetensors") if self.folder is not None else ()
-        found = {path: path.stem.split("-") for path in paths}
+        found = {path: path.stem.split("-") for path in self.folder.glob("*.safetensors")}
         return {(int(round), int(number)): path for path, (round, number) in found.items()}
 
 
 def forget_other_runs(folder: Path) -> None:
-    """Keep the memories of the latest few runs; a site does not grow with every run it took part in."""
-    if folder.parent.exists():
-        others = sorted(filter(is_memory, folder.parent.iterdir()), key=lambda path: path.stat().st_mtime)
-        for path in others[: max(0, len(others) - KEPT_RUNS + 1)]:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def is_memory(folder: Path) -> bool:
-    """Whether a folder has memories in it and nothing else: what somebody else put beside them stays."""
-    if not folder.is_dir() or folder.is_symlink():
-        return False
-    names = [child.name for child in folder.iterdir()]
-    return bool(names) and all(STATE.fullmatch(name) for name in names)
+    """Keep what is of the latest few runs; a site does not grow with every run it took part in."""
+    others = [path for path in folder.parent.glob("*") if RUN.fullmatch(path.name) and path != folder]
+    others.sort(key=lambda path: path.stat().st_mtime)
+    for path in others[: max(0, len(others) - KEPT_RUNS + 1)]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 class PrivacyLedger:
@@ -109,8 +91,10 @@ class PrivacyLedger:
         done[kind] = done.get(kind, 0) + privacy.local_steps(config, samples)
         if policy.epsilon:
             privacy.require_accountant()
-            policy.at_most("epsilon", epsilon(done, policy.delta), "as the epsilon of all that was trained here")
-        with explained(self._path):
+            spent = privacy.composed([(*json.loads(kind), steps) for kind, steps in done.items()], DELTA)
+            asked = f"{spent:.3g} as the epsilon of all that was trained here"
+            policy.require("epsilon", spent <= policy.epsilon, asked)
+        with explained(self._path, ""):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._path, seal(done))
 
@@ -123,7 +107,3 @@ class PrivacyLedger:
                 f"'{self._path}', the account of what was spent of this site's privacy, cannot be read: put it back "
                 "from a copy."
             ) from error
-
-
-def epsilon(done: dict[str, int], delta: float) -> float:
-    return privacy.composed([(*json.loads(kind), steps) for kind, steps in done.items()], delta)

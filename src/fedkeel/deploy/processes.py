@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,49 +21,39 @@ LEAVE = 15.0  # seconds for them to end
 @contextmanager
 def running(kit: Path) -> Iterator[subprocess.Popen[bytes]]:
     """NVFlare's server or client, started by the kit's own script, and all that it starts, until the block ends."""
-    lock = FileLock(kit / ".lock")
+    environment = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    environment.pop("NVFL_WORKSPACE", None)  # the kit is the workspace
     try:
-        lock.acquire(timeout=0)
+        with FileLock(kit / ".lock", timeout=0), open(kit / "console.log", "wb") as output:
+            end_all(kit)  # that a killed one left
+            process = subprocess.Popen(
+                ["bash", str(kit / "startup" / "sub_start.sh"), "--once"],
+                cwd=kit,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for this process, which ends the others in order
+            )
+            try:
+                yield process
+            finally:
+                end_all(kit)
+                process.wait()
     except Timeout:
         raise FedkeelError(f"The kit '{kit}' is in use: stop what runs with it first.") from None
-    end(left_over(kit))
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    environment = {**os.environ, "PATH": path}
-    environment.pop("NVFL_WORKSPACE", None)  # the kit is the workspace
-    with open(kit / "console.log", "wb") as output:
-        process = subprocess.Popen(
-            ["bash", str(kit / "startup" / "sub_start.sh"), "--once"],
-            cwd=kit,
-            env=environment,
-            stdout=output,
-            stderr=output,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for this process, which ends the others in order
-        )
-    try:
-        yield process
-    finally:
-        end(left_over(kit))
-        process.wait()
-        lock.release()
 
 
-def left_over(kit: Path) -> list[psutil.Process]:
-    """NVFlare's processes of this kit, those too that a killed one left."""
+def end_all(kit: Path) -> None:
+    """NVFlare's processes of this kit."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             words = process.cmdline()
             if str(kit) in words and any("nvflare." in word for word in words):
+                process.terminate()
                 found.append(process)
-    return found
-
-
-def end(processes: Sequence[psutil.Process]) -> None:
-    for process in processes:
-        with suppress(psutil.Error):
-            process.terminate()
-    for process in psutil.wait_procs(processes, timeout=LEAVE)[1]:
+    for process in psutil.wait_procs(found, timeout=LEAVE)[1]:
         with suppress(psutil.Error):
             process.kill()
 

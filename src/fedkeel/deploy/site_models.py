@@ -1,76 +1,84 @@
-"""What `fedkeel join --calibrate` keeps: the model that a run ends with, with this site's own statistics mixed in (see
-docs/calibration.md). It lies in a folder of the site and never travels; no server can ask for it or knows of it."""
+"""What a site keeps of a run: the model that it ends with, with the layers that the method keeps here and, if the site
+wants that, its own statistics mixed in (see docs/calibration.md). It lies in a folder of the site, itself a run
+directory, and never travels; no server can ask for it or knows of it."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+import shutil
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import fedkeel
-from fedkeel.config import from_one
+from fedkeel.core.evaluation import summarise
 from fedkeel.core.messages import Broadcast
 from fedkeel.core.state import Tensors
+from fedkeel.data.outline import FILE as FEDERATION
+from fedkeel.data.outline import Outline
 from fedkeel.deploy.memory import forget_other_runs
-from fedkeel.engine.batches import probe
 from fedkeel.engine.local import Worker
+from fedkeel.engine.rounds import EVALUATION_FIELDS
 from fedkeel.errors import first_line
-from fedkeel.files import make_folder
-from fedkeel.nn.calibration import PRIOR, Calibration, normalised_layers, refuse_without_statistics
-from fedkeel.runs.export import describe
-from fedkeel.runs.site_model import SiteModel
+from fedkeel.files import seal
+from fedkeel.nn.calibration import PRIOR, normalised_layers
+from fedkeel.runs.run import Run
+from fedkeel.runs.store import Store
+from fedkeel.runs.summary import summarise_run
 
-FILE = "calibrated.safetensors"
 MOST_IMAGES = 1000  # the server waits, and more would hardly change the statistics
 log = logging.getLogger("fedkeel")
 
 
 @dataclass
 class SiteModels:
-    """`folder/RUN/calibrated.safetensors`, of the latest few runs: the last model of each that the site was sent.
+    """`folder/RUN`, of the latest few runs.
 
     Attributes:
-        calibrate: whether the site wants them; without, it keeps what a personal method has made for it, as it is.
+        calibrate: whether the site wants its own statistics in them; without, it keeps what a personal method has made
+            for it, as it is.
     """
 
     folder: Path
     calibrate: bool = True
-    _told: set[str] = field(default_factory=set, init=False)
 
-    def keep(self, run: str, worker: Worker, broadcast: Broadcast, memory: Tensors, why: str) -> None:
-        """Calibrate the model of a broadcast, which was sent to be "tested" or "to be trained", and write it."""
-        personal = worker.method.is_personal
-        if not self.calibrate and not personal:
+    def keep(self, run: str, worker: Worker, broadcast: Broadcast, memory: Tensors) -> None:
+        """Write the model of a broadcast, as it is tested here."""
+        if not self.calibrate and not worker.method.is_personal:
             return
         try:
-            (site,) = worker.federation
-            calibration = None
-            if self.calibrate and (normalised_layers(worker.model) or not personal):
-                refuse_without_statistics(worker.model, f"The model of the run '{run}'")
-                calibration = calibrated(worker, broadcast, memory)
-            else:
-                worker.load_tested(broadcast, memory)
-            card = describe("safetensors", worker.federation.classes, probe(worker.federation))
-            card |= {option: getattr(worker.config, option) for option in ("method", "model")}
-            card |= {"run": run, "site": site.name, "round": from_one(broadcast.round), "sent_to_be": why}
-            card |= {"calibration": calibration.to_dict() if calibration else {}, "version": fedkeel.__version__}
-            path = self.folder / run / FILE
-            if not path.parent.exists():
-                forget_other_runs(path.parent)
-                make_folder(path.parent)
-            SiteModel(dict(worker.entries), card).write(path)
-            sentences = calibration.sentences() if calibration else ()
-            log.info("The model for this site is in '%s'. %s", path, " ".join(sentences))
+            forget_other_runs(self.folder / run)
+            shutil.rmtree(self.folder / run, ignore_errors=True)
+            self._write(self.folder / run, worker, broadcast, memory)
+            log.info("The model for this site is in '%s'.", self.folder / run)
         except Exception as error:  # whatever it is, the server gets its reply
-            if run not in self._told:
-                log.warning("The model for this site is not kept: %s", first_line(error))
-            self._told.add(run)
+            log.warning("The model for this site is not kept: %s", first_line(error))
 
-
-def calibrated(worker: Worker, broadcast: Broadcast, memory: Tensors) -> Calibration:
-    """Calibrate the worker's model, as the broadcast has it with the site's own layers, on the site's own images."""
-    (site,) = worker.federation
-    stranger = worker.load_tested(broadcast, memory)
-    all_of_it = replace(site, train=site.train if len(site.train) else site.test)
-    prior = 0.0 if stranger else PRIOR
-    return worker.evaluator.calibrate(all_of_it, MOST_IMAGES, prior, always=stranger)[1]
+    def _write(self, folder: Path, worker: Worker, broadcast: Broadcast, memory: Tensors) -> None:
+        """A run directory of one client."""
+        stranger = worker.load_tested(broadcast, memory)
+        (site,) = worker.federation
+        if self.calibrate and normalised_layers(worker.model):
+            prior = 0.0 if stranger else PRIOR
+            site, done = worker.evaluator.calibrate(site, MOST_IMAGES, prior, always=stranger)
+            log.info("Calibrated: %s", " ".join(done.sentences()))
+        elif self.calibrate:
+            log.info("The model has no running statistics to calibrate, and is kept as it is.")
+        tested = worker.evaluator.evaluate(site, ["test"])
+        scores = summarise(tested, []).record()
+        local = {name: worker.entries[name] for name in worker.layout.local}
+        shared = {name: value for name, value in worker.entries.items() if name not in local}
+        outline = Outline.of(replace(worker.federation, clients=(site,), unseen=()))
+        with closing(Store.create(folder, worker.config, {FEDERATION: seal(outline.to_dict())})) as store:
+            at = {"round": broadcast.round}
+            for one in tested:
+                store.append({"kind": "evaluation", **at} | {name: getattr(one, name) for name in EVALUATION_FIELDS})
+            store.append({"kind": "scores", **at, "split": "test", "statistics": "global"} | scores)
+            nothing = dict.fromkeys(("clients", "dropped", "bytes_up", "bytes_down", "questions"), 0)
+            store.append({"kind": "round", **at, **nothing, "loss": None})
+            store.flush()
+            summary = summarise_run(Run(folder), []) | {
+                "executor": "sites",
+                "device": str(worker.device),
+                "seconds": 0.0,
+            }
+            store.finish(summary, shared, [(site.name, local)] if worker.method.is_personal else [])

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedkeel import spec
 from fedkeel.core.client import cross_entropy as usual
 from fedkeel.errors import FedkeelError, first_line
-from fedkeel.options import Share, check_fields, described
+from fedkeel.options import NotNegative, Share, check_fields, described
 from fedkeel.registry import Registry
 
 __all__ = ["LOSSES", "Loss"]
@@ -69,6 +69,18 @@ class CrossEntropy:
         # Divided is by the number of samples, not by their weights: a sample counts the same in every batch, alone too.
         smoothing = self.label_smoothing
         return F.cross_entropy(logits, labels, self.weights, label_smoothing=smoothing, reduction="none")
+
+
+@LOSSES.register("focal", paper="Lin et al. 2017")
+def focal(gamma: NotNegative = 2.0) -> Loss:
+    """-(1 - p)^gamma log p with p the probability of the true class: samples that are certain count little."""
+
+    def measure(logits: Tensor, labels: Tensor) -> Tensor:
+        entropy = F.cross_entropy(logits, labels, reduction="none")
+        # 1 - p, exact where p is nearly 1; a power below 1 has no derivative at 0.
+        return (-entropy.neg().expm1()).clamp_min(1e-12) ** gamma * entropy
+
+    return measure
 
 
 def requested(text: str) -> Loss:

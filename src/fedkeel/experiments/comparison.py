@@ -1,8 +1,8 @@
 """Compare methods over several seeds: each (method, seed) is a run directory, the result is a table.
 
 What is finished is not run again, and what was interrupted goes on: the same call continues a comparison. A run of
-which the data or the code have changed since is not used: in a directory that was given it is put aside, and without
-one the next number is taken.
+which the data or the code have changed since is not used: a directory that was given is refused, and without one the
+next number is taken.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from fedkeel.core.composition import Composition
 from fedkeel.core.naming import slug
 from fedkeel.core.readable import html_table
 from fedkeel.data.federation import Federation
-from fedkeel.engine.executors.executor import available_cores, choose_executor, runs_elsewhere
+from fedkeel.engine.executors.executor import choose_executor
 from fedkeel.engine.idle import settled
 from fedkeel.engine.setup import choose_device, load_federation
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.beginning import ASIDE, Beginning, put_outdated_aside
-from fedkeel.experiments.jobs import Job, JobsObserver, Trial, beside_others, run_all, share_tracker, uses_gpu
+from fedkeel.experiments.beginning import Beginning
+from fedkeel.experiments.jobs import Job, JobsObserver, Trial, beside_others, choose_jobs, run_all, share_tracker
 from fedkeel.experiments.objects import read_objects
 from fedkeel.experiments.progress import watched
 from fedkeel.experiments.rows import SET_BY_COMPARISON, own_options, read_seeds
 from fedkeel.experiments.tables import Results
 from fedkeel.files import below, explained, write_atomically
-from fedkeel.options import as_path, described
+from fedkeel.options import as_path
 from fedkeel.runs.intact import refuse_to_hide
 from fedkeel.runs.origin import Origin, outline_of
 from fedkeel.runs.run import Run
@@ -45,10 +45,8 @@ from fedkeel.simulation import build
 
 if TYPE_CHECKING:
     import pandas
-    from typing_extensions import Unpack
 
     from fedkeel.core.method import Method
-    from fedkeel.runs.keywords import CompareOptions
 
 FILE = "comparison.json"
 SEARCH, CHOSEN = "tuning.json", "best"  # in the folder of a search: what it found, and the comparison of that
@@ -136,7 +134,7 @@ def compare(
     observer: JobsObserver | None = None,
     track: str | None = None,
     verbose: bool | None = None,
-    **options: Unpack[CompareOptions],
+    **options: Any,
 ) -> Comparison:
     """Run each method with each seed and gather the results.
 
@@ -180,19 +178,14 @@ def compare_configs(
     if processes > 1:
         configs = {label: beside_others(config) for label, config in configs.items()}
     configs = settled(configs, own_options)
-    wanted = plan(configs, numbers, as_path(directory)) if directory is not None else ()
+    wanted = plan(configs, numbers, as_path(directory)) if directory is not None else []
     if directory is not None:
         refuse_to_hide(as_path(directory), FILE, [job.directory for job in wanted])
-    for job in wanted:
-        if what := other_option(job):
-            raise FedkeelError(
-                f"'{job.directory}' holds a run of another configuration ({what}): choose another directory, or "
-                "remove that one."
-            )
+    refuse_others(wanted, other_option)
     now = check_all(configs, numbers[0], given)
-    folder = free_folder(configs, numbers, now, observer.note) if directory is None else as_path(directory)
-    planned = [replace(job, track=track, given=given[job.label]) for job in plan(configs, numbers, folder)]
-    put_outdated_aside(planned, now, observer.note)
+    refuse_others(wanted, lambda job: now[job.label].differs(job))
+    folder = free_folder(configs, numbers, now) if directory is None else as_path(directory)
+    planned = [replace(job, track=track) for job in plan(configs, numbers, folder)]
     finished = [job for job in planned if has_finished(job.directory)]
     todo = [job for job in planned if job not in finished]
     processes = min(processes, max(1, len(todo)))
@@ -200,19 +193,8 @@ def compare_configs(
         share_tracker(track)
     write_index(folder, planned)
     observer.planned(planned, finished)
-    failures = run_all(todo, processes, observer)
+    failures = run_all(todo, processes, observer, given)
     return Comparison(folder, planned, {str(job): problem for job, problem in failures.items()})
-
-
-def choose_jobs(jobs: int | None, configs: Iterable[Config]) -> int:
-    if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1):
-        raise FedkeelError(f"'jobs' is {described(jobs)}: give a whole number, at least 1.")
-    configs = list(configs)
-    if any(map(runs_elsewhere, configs)):
-        if (jobs or 1) > 1 and not all(config.ray_actors for config in configs):
-            raise FedkeelError(f"'jobs' is {jobs}, and each run takes the whole Ray cluster: give --ray-actors, too.")
-        return jobs or 1
-    return jobs or (1 if uses_gpu(configs) or not hasattr(os, "fork") else available_cores())
 
 
 def plan(configs: Mapping[str, Config], seeds: Sequence[int], folder: Path) -> list[Job]:
@@ -223,22 +205,23 @@ def plan(configs: Mapping[str, Config], seeds: Sequence[int], folder: Path) -> l
     ]
 
 
-def free_folder(
-    configs: Mapping[str, Config], seeds: Sequence[int], now: Mapping[str, Beginning], note: Callable[[str], None]
-) -> Path:
+def refuse_others(jobs: Sequence[Job], differs: Callable[[Job], str]) -> None:
+    """A run of something else must not stand in a table as one of these, nor go on as one."""
+    for job in jobs:
+        if what := differs(job):
+            raise FedkeelError(
+                f"'{job.directory}' holds another run ({what}): choose another directory, or remove that one."
+            )
+
+
+def free_folder(configs: Mapping[str, Config], seeds: Sequence[int], now: Mapping[str, Beginning]) -> Path:
     """The first of `runs/compare-<data>`, `-2`, ... that holds nothing else, nor runs of what the methods or the data
     were before."""
     data = next(iter(configs.values())).data.partition("(")[0] or next(iter(now.values())).outline.name
-    base = f"compare-{slug(data)}"
-    for folder in numbered(base):
-        planned = plan(configs, seeds, folder)
-        if any(other_option(job) for job in planned):
-            continue
-        old = next((job for job in planned if now[job.label].differs(job)), None)
-        if old is None:
+    for folder in numbered(f"compare-{slug(data)}"):
+        if not any(other_option(job) or now[job.label].differs(job) for job in plan(configs, seeds, folder)):
             return folder
-        note(f"'{old.directory}' is not used again, since {now[old.label].differs(old)}.")
-    raise FedkeelError(f"'runs/{base}' and ten thousand after it are taken: give a directory.")
+    raise FedkeelError(f"'runs/compare-{slug(data)}' and ten thousand after it are taken: give a directory.")
 
 
 def other_option(job: Job) -> str:
@@ -288,13 +271,11 @@ def read_comparison(directory: str | Path) -> Comparison:
 
 
 def find_trials(directory: str | Path) -> list[Trial]:
-    """The runs of a comparison; or, without a label, the run in a directory or all those below it; what `compare` put
-    aside is none of them."""
+    """The runs of a comparison; or, without a label, the run in a directory or all those below it."""
     directory = compared(directory)
     if (directory / FILE).exists():
         return list(read_comparison(directory).trials)
-    found = [path.parent for path in below(directory, "config.toml")]
-    runs = [run for run in found if run == directory or not ASIDE.fullmatch(run.name)] or [directory]
+    runs = [path.parent for path in below(directory, "config.toml")] or [directory]
     return [Trial("", Run(run).config.seed, run) for run in runs]
 
 
@@ -306,6 +287,18 @@ def compared(directory: str | Path) -> Path:
     if not (place / CHOSEN / FILE).exists():
         raise FedkeelError(f"The search in '{place}' is not finished: go on with it, by the same command as before.")
     return place / CHOSEN
+
+
+def read_search(folder: Path) -> dict[str, Any]:
+    """What the search in a folder tried and chose; needs no Optuna."""
+    try:
+        document: dict[str, Any] = json.loads((folder / SEARCH).read_text())
+        kinds = {"settings": dict, "trials": int, "methods": list, "select_by": str}
+        if wrong := [name for name, kind in kinds.items() if not isinstance(document[name], kind)]:
+            raise ValueError(f"its {wrong[0]} are not as a search writes them")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedkeelError(f"'{folder / SEARCH}' cannot be read as a search: {error}.") from error
+    return document
 
 
 def comparisons_in(directory: str | Path) -> list[Path]:

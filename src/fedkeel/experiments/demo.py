@@ -69,7 +69,7 @@ PARTS = (
             "data": drawn_small("digits-shift"),
             "unseen": "street",
             "model": "simple_cnn",
-            "record": f"fairness,representation-divergence,calibration(images='{CALIBRATED}')",
+            "record": f"representation-divergence,calibration(images='{CALIBRATED}')",
             "record_every": 16,
         },
     ),
@@ -119,7 +119,7 @@ def calibrated(comparison: Comparison) -> list[str]:
     last = CALIBRATED.rpartition(",")[2]
     for trial in comparison.trials:
         name, path = trial.label.partition("@")[0], trial.directory / FOLDER / "calibration.json"
-        document = json.loads(path.read_text()) if path.exists() and name not in REFERENCES else {"figures": []}
+        document = json.loads(path.read_text()) if path.exists() and name not in REFERENCES else {"rounds": []}
         before, after = (analysis.number(document, at) for at in ("as it is", f"rule {last}"))
         if before is not None and after is not None:
             found.setdefault(name, []).append((before, after))

@@ -1,21 +1,23 @@
-"""Several runs at once, each in a process and with a core of its own, or one after another in this process.
+"""Several runs at once, each in a process of a pool and with a core of its own, or one after another in this process.
 
 On a GPU several runs share the card. Each has its own context, and the card takes turns between them, unless NVIDIA's
-Multi-Process Service lets them run side by side. A job that crashes takes only its own run with it.
+Multi-Process Service lets them run side by side. A job that ends its process takes only its own run with it.
 """
 
 import logging
 import multiprocessing
+import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.connection import Connection, wait
+from multiprocessing.managers import SyncManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -23,17 +25,18 @@ from fedkeel import simulation as running
 from fedkeel.config import Config
 from fedkeel.core import imports
 from fedkeel.core.evaluation import Scores
-from fedkeel.engine.executors.executor import runs_elsewhere
+from fedkeel.engine.executors.executor import available_cores, runs_elsewhere
 from fedkeel.engine.executors.processes import end_with_parent
 from fedkeel.engine.executors.ray import shared
 from fedkeel.errors import FedkeelError, death, first_line
 from fedkeel.observer import Observer, Several
-from fedkeel.runs.trackers import MLflow, require, tracked
+from fedkeel.options import described
+from fedkeel.runs.trackers import require, tracked
 from fedkeel.stopping import LOOK, Stopped, stop_requested, undisturbed
 
 log = logging.getLogger("fedkeel")
 STOPPED = "stopped"
-AGAIN = 10.0  # seconds after which a process that was asked to stop is asked once more
+Given = Mapping[str, Mapping[str, Any]]  # by label: objects in place of what the configuration names
 
 
 @dataclass(frozen=True)
@@ -54,22 +57,13 @@ class Job(Trial):
 
     config: Config = field(compare=False)
     track: str | None = None  # the tracker that gets its curves, in whichever process it runs
-    # Objects in place of what the configuration names: federation, model, method.
-    given: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    competes = False  # whether of those with one label the best counts, and not their mean
 
-
-@dataclass(frozen=True)
-class Attempt(Job):
-    """A run of a search: of those of a method the best counts."""
-
-    number: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.label} trial {self.number}"
-
-
-class Enough(Exception):
-    """Raised by an observer that is told of a job's progress: this run need not go on. What it has stays."""
+    def run(self, observer: Observer, objects: Mapping[str, Any]) -> None:
+        if (self.directory / "config.toml").exists():
+            running.resume(self.directory, observer=observer, verbose=False, **objects)
+        else:
+            running.simulate(self.config, directory=self.directory, observer=observer, verbose=False, **objects)
 
 
 class JobsObserver:
@@ -81,7 +75,7 @@ class JobsObserver:
     def job_started(self, job: Job, first_round: int) -> None: ...
 
     def job_progress(self, job: Job, rounds_done: float, accuracy: float | None) -> None:
-        """`accuracy` is None where nothing was evaluated since the last report. May raise `Enough`."""
+        """`accuracy` is None where nothing was evaluated since the last report."""
 
     def job_finished(self, job: Job, problem: str) -> None:
         """`problem` is empty when all went well."""
@@ -97,67 +91,45 @@ class JobsObservers(Several, JobsObserver):
     """Several who want to know."""
 
 
-class Waiting(Protocol):
-    """Jobs that can be begun now; true while there are any. Others may follow when one is finished."""
-
-    def __bool__(self) -> bool: ...
-
-    def next(self) -> Job: ...
-
-
-def run_all(todo: Sequence[Job], processes: int, observer: JobsObserver) -> dict[Job, str]:
+def run_all(todo: Sequence[Job], processes: int, observer: JobsObserver, given: Given | None = None) -> dict[Job, str]:
     """Run the jobs; returns what went wrong with those that failed. Raises `Stopped` when asked to stop."""
-    return run_waiting(_Waiting(todo), todo, processes, observer)
-
-
-def run_waiting(waiting: Waiting, like: Sequence[Job], processes: int, observer: JobsObserver) -> dict[Job, str]:
-    """As `run_all`, of jobs that are not all known beforehand: `like` are some that need no more than these do."""
-    remote = next((job.config for job in like if runs_elsewhere(job.config)), None)
+    given, failures = given or {}, dict[Job, str]()
+    remote = next((job.config for job in todo if runs_elsewhere(job.config)), None)
     with nullcontext() if remote is None else shared(remote.ray_address):
-        if processes == 1:
-            return _run_here(waiting, observer)
-        spawned = remote is not None or uses_gpu(job.config for job in like)
-        own = homes(like) if spawned else []
-        return _run_at_once(waiting, lambda job: _Child(_work, job, own, spawned=spawned), processes, observer)
-
-
-def _run_here(waiting: Waiting, observer: JobsObserver) -> dict[Job, str]:
-    """One after another, in this process."""
-    failures: dict[Job, str] = {}
-    while waiting:
-        if stop_requested.is_set():
-            raise Stopped
-        job = waiting.next()
-        try:
-            execute(job, _Reporter(partial(_pass_on, observer, job)))
-        except Stopped:
-            raise
-        except Enough:
-            pass
-        except Exception as error:
-            failures[job] = _explain(error, job)
-        observer.job_finished(job, failures.get(job, ""))
+        if processes > 1:
+            return _Pool(todo, processes, observer, given).run(spawned=remote is not None)
+        for job in todo:
+            problem = _attempt(job, _Reporter(partial(_pass_on, observer, job)), given)
+            if problem == STOPPED:
+                raise Stopped
+            failures |= {job: problem} if problem else {}
+            observer.job_finished(job, problem)
     return failures
-
-
-class _Waiting:
-    def __init__(self, todo: Sequence[Job]) -> None:
-        self._jobs = list(todo)
-
-    def __bool__(self) -> bool:
-        return bool(self._jobs)
-
-    def next(self) -> Job:
-        return self._jobs.pop(0)
 
 
 def uses_gpu(configs: Iterable[Config]) -> bool:
     return any(config.device != "cpu" for config in configs) and torch.cuda.is_available()
 
 
-def homes(jobs: Sequence[Job]) -> list[Path]:
+def choose_jobs(jobs: int | None, configs: Iterable[Config]) -> int:
+    if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1):
+        raise FedkeelError(f"'jobs' is {described(jobs)}: give a whole number, at least 1.")
+    configs = list(configs)
+    if any(map(runs_elsewhere, configs)):
+        if (jobs or 1) > 1 and not all(config.ray_actors for config in configs):
+            raise FedkeelError(f"'jobs' is {jobs}, and each run takes the whole Ray cluster: give --ray-actors, too.")
+        return jobs or 1
+    return jobs or (1 if uses_gpu(configs) or not hasattr(os, "fork") else available_cores())
+
+
+def beside_others(config: Config) -> Config:
+    """The run as it is when others take place at the same time: on a CPU it has one core, and no workers of its own."""
+    return config if uses_gpu([config]) or runs_elsewhere(config) else config.replace(executor="serial")
+
+
+def homes(jobs: Sequence[Job], given: Given) -> list[Path]:
     """The files that a new Python must import to know what these name; refused where none can."""
-    if thing := next((name for job in jobs for name in job.given), ""):
+    if thing := next((name for job in jobs for name in given.get(job.label, ())), ""):
         raise FedkeelError(
             f"The {thing} is an object, which processes that share a GPU cannot be given: give jobs=1, or a name to it "
             "with fedkeel.register in a file that you import."
@@ -171,17 +143,26 @@ def homes(jobs: Sequence[Job]) -> list[Path]:
     return list(dict.fromkeys(file for job in jobs for file in imports.files(job.config)))
 
 
-def execute(job: Job, observer: Observer) -> None:
+# -- one job -----------------------------------------------------------------------------------------------------------
+def execute(job: Job, observer: Observer, objects: Mapping[str, Any]) -> None:
     with tracked(job.track, job.directory, observer, title=str(job)) as observer:
-        if (job.directory / "config.toml").exists():
-            running.resume(job.directory, observer=observer, verbose=False, **job.given)
-        else:
-            running.simulate(job.config, directory=job.directory, observer=observer, verbose=False, **job.given)
+        job.run(observer, objects)
 
 
-def beside_others(config: Config) -> Config:
-    """The run as it is when others take place at the same time: on a CPU it has one core, and no workers of its own."""
-    return config if uses_gpu([config]) or runs_elsewhere(config) else config.replace(executor="serial")
+def _attempt(job: Job, observer: Observer, given: Given) -> str:
+    """What went wrong; nothing where all went well."""
+    if stop_requested.is_set():
+        return STOPPED
+    try:
+        execute(job, observer, given.get(job.label, {}))
+    except Stopped:
+        return STOPPED
+    except FedkeelError as error:
+        return str(error)
+    except Exception as error:
+        log.exception("%s crashed.", job)  # a bug: its traceback is wanted
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 class _Reporter(Observer):
@@ -211,86 +192,116 @@ def _pass_on(observer: JobsObserver, job: Job, event: str, *details: Any) -> Non
     observer.tick()
 
 
-def _explain(error: Exception, job: Job) -> str:
-    if isinstance(error, FedkeelError):
-        return str(error)
-    log.exception("%s crashed.", job)  # a bug: its traceback is wanted
-    return f"{type(error).__name__}: {error}"
+# -- in a pool ---------------------------------------------------------------------------------------------------------
+class _Pool:
+    """Runs jobs in processes. A pool that breaks, because one of them died, is made again, and what was under way in
+    it is done one by one: so the one that breaks it has a name."""
 
+    def __init__(self, todo: Sequence[Job], processes: int, observer: JobsObserver, given: Given) -> None:
+        self.todo, self.processes, self.observer, self.given = todo, processes, observer, given
+        self.failures: dict[Job, str] = {}
+        self.under_way: set[Job] = set()
 
-# -- in processes of their own --------------------------------------------------------------------------------
-class _Child:
-    """A process of its own and the pipe through which it speaks; not a daemon, since a run may have workers."""
-
-    def __init__(self, work: Callable[..., None], *arguments: Any, spawned: bool = False) -> None:
+    def run(self, *, spawned: bool) -> dict[Job, str]:
+        spawned = spawned or uses_gpu(job.config for job in self.todo)
         context: Any = multiprocessing.get_context("spawn" if spawned else "fork")
-        self.pipe, theirs = context.Pipe(duplex=False)
-        self.process = context.Process(target=work, args=(theirs, *arguments))
+        files = homes(self.todo, self.given) if spawned else []
         with undisturbed():
-            self.process.start()
-        theirs.close()
-        self.outcome: str | None = None  # its problem, or "" where there is none; None while it is to go on
-        self._asked: list[float] = []
+            manager = SyncManager(ctx=context)
+            manager.start(_begin_manager)
+        with manager:
+            self.events, self.stop = manager.Queue(), manager.Event()
+            shared_with_all = self.events, self.stop, files, self.given
+            begin = {"mp_context": context, "initializer": _begin, "initargs": shared_with_all}
+            left = list(self.todo)
+            while left:
+                left = self._together(left, self.processes, begin)
+                for job in [job for job in left if job in self.under_way]:  # one of them broke it
+                    left.remove(job)
+                    if self._together([job], 1, begin):
+                        self._finish(job, f"its process {death(self.exit_code, '--jobs')}")
+        return {job: self.failures[job] for job in self.todo if job in self.failures}
 
-    def ask_to_stop(self) -> None:
-        """After its current step: one signal, and a second `AGAIN` later, if the first came before it could listen."""
-        now = time.monotonic()
-        if not self._asked or (len(self._asked) == 1 and now - self._asked[0] >= AGAIN):
-            self._asked.append(now)
-            self.process.terminate()
-
-    def heard(self) -> Any:
-        """What it says; None at its end."""
+    def _together(self, jobs: Sequence[Job], processes: int, begin: Mapping[str, Any]) -> list[Job]:
+        """Run these; returns those that a pool that broke has taken with it."""
+        others, stopping, lost = set(multiprocessing.active_children()), False, list[Job]()
+        self.under_way.clear()
+        pool = ProcessPoolExecutor(min(processes, len(jobs)), **begin)
+        with undisturbed():
+            futures = {pool.submit(_work, place, job): job for place, job in enumerate(jobs)}
+        waiting: set[Future[str]] = set(futures)
+        workers = set(multiprocessing.active_children()) - others
         try:
-            return self.pipe.recv()
-        except (EOFError, OSError):
-            self.process.join()
-            return None
+            while waiting:
+                done, waiting = wait(waiting, timeout=LOOK, return_when=FIRST_COMPLETED)
+                self._hear(jobs)
+                lost += [futures[future] for future in done if not self._ended(futures[future], future)]
+                if stop_requested.is_set() and not stopping:
+                    stopping = True
+                    self.stop.set()
+                    for future in futures:
+                        future.cancel()
+                self.observer.tick()
+        finally:
+            workers |= set(multiprocessing.active_children()) - others
+            for worker in workers if waiting else ():  # an exception, such as a second Ctrl-C
+                worker.kill()
+            pool.shutdown()
+        if stopping:
+            raise Stopped
+        self.exit_code = next((worker.exitcode for worker in workers if worker.exitcode), None)
+        return lost
+
+    def _hear(self, jobs: Sequence[Job]) -> None:
+        while not self.events.empty():
+            place, *said = self.events.get()
+            self.under_way.add(jobs[place])
+            if said[0] != "begun":
+                _pass_on(self.observer, jobs[place], *said)
+
+    def _ended(self, job: Job, future: Future[str]) -> bool:
+        try:
+            problem = future.result()
+        except CancelledError:
+            return True
+        except BrokenProcessPool:
+            return False
+        self.under_way.discard(job)
+        if problem != STOPPED:
+            self._finish(job, problem)
+        return True
+
+    def _finish(self, job: Job, problem: str) -> None:
+        self.failures |= {job: problem} if problem else {}
+        self.observer.job_finished(job, problem)
 
 
-def _run_at_once(
-    waiting: Waiting, start: Callable[[Job], _Child], processes: int, observer: JobsObserver
-) -> dict[Job, str]:
-    """As many processes as asked for, a new one for each job."""
-    stopping, at_work, failures = False, dict[_Child, Job](), dict[Job, str]()
-    try:
-        while at_work or (waiting and not stopping):
-            stopping = stopping or stop_requested.is_set()
-            for child in at_work:
-                if stopping or child.outcome is not None:
-                    child.ask_to_stop()
-            while waiting and len(at_work) < processes and not stopping:
-                job = waiting.next()
-                at_work[start(job)] = job
-            ready = wait([child.pipe for child in at_work], timeout=LOOK)
-            for child in [child for child in at_work if child.pipe in ready]:
-                job, said = at_work[child], child.heard()
-                if said is None:
-                    del at_work[child]
-                    # Told to stop before it could listen, it dies of that.
-                    died = STOPPED if stopping else f"its process {death(child.process.exitcode, '--jobs')}"
-                    outcome = died if child.outcome is None else child.outcome
-                    if outcome != STOPPED:
-                        observer.job_finished(job, outcome)
-                        failures |= {job: outcome} if outcome else {}
-                elif child.outcome is None and said[0] == "over":
-                    child.outcome = said[1]
-                elif child.outcome is None:
-                    try:
-                        _pass_on(observer, job, *said)
-                    except Enough:
-                        child.outcome = ""
-            observer.tick()
-    finally:
-        for child in at_work:  # only after an exception, such as a second Ctrl-C
-            child.process.kill()
-            child.process.join()
-    if stopping:
-        raise Stopped
-    return failures
+_here: dict[str, Any] = {}
+"""In a process of the pool: where `events` go, and the objects that were `given`."""
 
 
-class _LogToObserver(logging.Handler):
+def _begin_manager() -> None:
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def _begin(events: Any, stop: Any, files: Sequence[Path], given: Given) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=_stop_when, args=(stop,), daemon=True).start()
+    for file in files:
+        if file.name not in imports.imported():
+            imports.load(file)
+    _here.update(events=events, given=given)
+
+
+def _stop_when(stop: Any) -> None:
+    stop.wait()
+    stop_requested.set()
+
+
+class _Notes(logging.Handler):
     def __init__(self, observer: Observer) -> None:
         super().__init__()
         self._observer = observer
@@ -299,45 +310,34 @@ class _LogToObserver(logging.Handler):
         self._observer.note(self.format(record))
 
 
-def _work(pipe: Connection, job: Job, own: Sequence[Path]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    signal.signal(signal.SIGTERM, lambda _number, _frame: stop_requested.set())
-    torch.set_num_threads(1)
-    threading.Thread(target=end_with_parent, daemon=True).start()
-
-    reporter = _Reporter(lambda *event: pipe.send(event))
-    log.handlers, log.propagate = [_LogToObserver(reporter)], False
-    try:
-        for file in own:
-            if file.name not in imports.imported():
-                imports.load(file)
-        execute(job, reporter)
-        problem = ""
-    except Stopped:
-        problem = STOPPED
-    except BrokenPipeError:
-        return  # the parent is gone; the run can be resumed
-    except Exception as error:
-        problem = _explain(error, job)
-    pipe.send(("over", problem))
+def _work(place: int, job: Job) -> str:
+    reporter = _Reporter(lambda *event: _here["events"].put((place, *event)))
+    log.handlers, log.propagate = [_Notes(reporter)], False
+    _here["events"].put((place, "begun"))
+    return _attempt(job, reporter, _here["given"])
 
 
+# -- trackers ----------------------------------------------------------------------------------------------------------
 def share_tracker(name: str | None) -> None:
     """Before several runs at once: a new database of MLflow gets its tables a single time, since the runs would trip
     over each other. In a process of its own, so that no connection of it is inherited by the runs' processes."""
     require(name)
     if name != "mlflow":
         return
-    problem = _Child(_try_database).heard()
-    if problem is None or problem:
-        raise FedkeelError(f"{MLflow.kind} does not take these runs: {problem or 'its process died.'}")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        try:
+            problem = pool.submit(_try_database).result()
+        except BrokenProcessPool:
+            problem = "its process died."
+    if problem:
+        raise FedkeelError(f"MLflow does not take these runs: {problem}")
 
 
-def _try_database(pipe: Connection) -> None:
+def _try_database() -> str:
     import mlflow
 
     try:
         mlflow.MlflowClient().search_experiments(max_results=1)
-        pipe.send("")
     except Exception as error:
-        pipe.send(f"{first_line(error)}.")
+        return f"{first_line(error)}."
+    return ""

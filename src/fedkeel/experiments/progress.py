@@ -10,7 +10,7 @@ from rich.progress import TaskID
 from fedkeel.core.naming import visible
 from fedkeel.core.readable import percent
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.jobs import Attempt, Job, JobsObserver, JobsObservers
+from fedkeel.experiments.jobs import Job, JobsObserver, JobsObservers
 from fedkeel.options import described
 from fedkeel.runs.progress import Display, is_shown, of_rounds
 from fedkeel.runs.run import Run
@@ -91,7 +91,7 @@ class ComparisonProgress(Display, JobsObserver):
     def _mean(self, label: str) -> float | None:
         """Over seeds; of the trials of a search, the best."""
         known = [result for job, result in self._results.items() if job.label == label]
-        count = max if isinstance(self._jobs[0], Attempt) else fmean
+        count = max if self._jobs[0].competes else fmean
         return count(known) if known else None
 
     def _standing(self) -> str:

@@ -10,32 +10,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedkeel import analysis, methods
+from fedkeel import __version__, analysis, methods
 from fedkeel.analysis.diagnostic import FOLDER
 from fedkeel.config import Config
 from fedkeel.core import imports
-from fedkeel.core.composition import Composition
 from fedkeel.core.naming import slug
 from fedkeel.data import partition as partitions
 from fedkeel.data.load import refuse_missing
 from fedkeel.engine.idle import settled
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.experiments.comparison import choose_jobs
-from fedkeel.experiments.jobs import Job, JobsObserver, beside_others, run_all
+from fedkeel.experiments.jobs import Job, JobsObserver, beside_others, choose_jobs, run_all
 from fedkeel.experiments.paper_table import PaperCell, Reproduction, derived
 from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, RecipeColumn, RecipeRow, load
 from fedkeel.experiments.request import Request, choose_seeds, data_at, select
 from fedkeel.files import explained
 from fedkeel.models import MODELS
 from fedkeel.runs.intact import refuse_to_hide
-from fedkeel.runs.origin import Origin, method_code
+from fedkeel.runs.origin import Origin, commit
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import fingerprint, has_finished
 from fedkeel.runs.summary import summarise_run
@@ -103,8 +100,8 @@ class TableRuns:
         """Which runs the cells need. A cell that cannot be run here is left out, with a sentence that says why."""
         checked: dict[str, FedkeelError | None] = {}
         parts = {part.name for column in self.columns if column.average for part in self.recipe.parts(column)}
-        # Recorded while it trains; a run's own records can be looked at at any time.
-        record = [name for name in self.diagnostics if not analysis.build(name).of_records]
+        # Recorded while it trains; the data can be looked at at any time.
+        record = [name for name in self.diagnostics if name != "label-distribution"]
         planned: set[Path] = set()
         configs: dict[tuple[str, str], Config] = {}
         for row, column in self.recipe.cells():
@@ -228,15 +225,13 @@ def run_missing(planned: Sequence[Job], jobs: int | None, observer: JobsObserver
 
 def tell_of_other_code(finished: Sequence[Job], note: Callable[[str], None]) -> None:
     """What took days on a GPU is not thrown away for a changed line; but nobody must take it for the present code's."""
-    changed: set[str] = set()
+    told: set[str] = set()
+    now = Origin(__version__, commit()).version
     for job in finished:
-        origin, what = Origin.load(job.directory), ""
-        with suppress(FedkeelError):  # a method that is no more: its run is shown all the same
-            code = method_code(Composition.of(methods.build(job.config.method)))
-            what = origin.changed_code(code) if origin is not None else ""
-        if what and what not in changed:
-            changed.add(what)
-            note(f"'{job.directory}' is used again, though the code of {what} has changed: remove it to train anew.")
+        origin = Origin.load(job.directory)
+        if origin is not None and origin.version not in (now, *told):
+            told.add(origin.version)
+            note(f"'{job.directory}' is used again, though fedkeel {origin.version} made it: remove it to train anew.")
 
 
 def read(run: Run, reading: Mapping[str, str], rule: str | None = None) -> float | None:

@@ -2,7 +2,7 @@
 
 A name is an option of a run, which every method has, or `METHOD.OPTION`, which those have that this method is a part
 of. Numbers come from `log(LOW, HIGH)`, `uniform(LOW, HIGH)` or `int(LOW, HIGH)`, both ends included; anything else from
-a list.
+a list. Each is a distribution of Optuna's.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from fedkeel import config as configuration
 from fedkeel.config import Config
@@ -22,204 +23,128 @@ from fedkeel.options import described
 from fedkeel.runs.run import PYTHON_OBJECT
 from fedkeel.spec import literal, parse_sum, split
 
-KINDS = ("log", "uniform", "int")
+Space = dict[str, BaseDistribution]
 # The others say what is measured, on which data, by whom and where: a search over them would compare nothing.
 TUNABLE = (
     *("model", "weights", "participation", "weighting", "dp_clip", "local_epochs", "batch_size", "drop_last", "loss"),
     *("optimizer", "learning_rate", "momentum", "weight_decay", "schedule", "clip_norm"),
 )
 AROUND = 10.0  # times the learning rate, up and down, where no space is given
-DIGITS = 4  # of a number that is tried: more are noise, and would be in the way of whoever reads or types it
+DIGITS = 4  # of a number that is tried: more are noise
 HOW = "write it like learning_rate=log(0.001, 0.3), batch_size=[16, 32] or fedprox.mu=uniform(0, 1)"
-Params = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Span:
-    """Numbers from `low` to `high`, both included: evenly, by their logarithm, or whole ones."""
-
-    kind: str
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.kind}({self.low!r}, {self.high!r})"
-
-    def __contains__(self, value: object) -> bool:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and self.low <= value <= self.high  # type: ignore[operator]
-
-    @property
-    def extremes(self) -> tuple[Any, ...]:
-        return self.low, self.high
-
-    def tried(self, value: Any) -> Any:
-        """A number of the range that can be read and typed."""
-        rounded = value if self.kind == "int" else float(f"{value:.{DIGITS}g}")
-        return min(max(rounded, self.low), self.high)
-
-    def edge(self, value: Any) -> str:
-        """At which end of the range a value is: a twentieth of it or less away."""
-        low, high, at = (math.log(n) if self.kind == "log" else n for n in (self.low, self.high, value))
-        near = 0.0 if self.kind == "int" else (high - low) / 20
-        return "lower" if at - low <= near else "upper" if high - at <= near else ""
-
-    def suggest(self, trial: Any, name: str) -> None:
-        """Let a trial of Optuna's draw one."""
-        if self.kind == "int":
-            trial.suggest_int(name, self.low, self.high)
-        else:
-            trial.suggest_float(name, self.low, self.high, log=self.kind == "log")
-
-
-@dataclass(frozen=True)
-class Choices:
-    """Values one of which is taken."""
-
-    values: tuple[Any, ...]
-
-    def __str__(self) -> str:
-        return f"[{', '.join(map(repr, self.values))}]"
-
-    def __contains__(self, value: object) -> bool:
-        return value in self.values
-
-    @property
-    def extremes(self) -> tuple[Any, ...]:
-        return self.values
-
-    def tried(self, value: Any) -> Any:
-        """As it stands in the list: 1 for 1.0."""
-        return self.values[self.values.index(value)]
-
-    def edge(self, value: Any) -> str:
-        """Of numbers, whether it is the least or the greatest of them."""
-        numbers = [v for v in self.values if isinstance(v, int | float) and not isinstance(v, bool)]
-        if len(numbers) < max(3, len(self.values)):
-            return ""
-        return {min(numbers): "lower", max(numbers): "upper"}.get(value, "")
-
-    def suggest(self, trial: Any, name: str) -> None:
-        trial.suggest_categorical(name, self.values)
-
-
-Dimension = Span | Choices
-Space = dict[str, Dimension]
-
-
-def read_space(given: str | Sequence[str] | Mapping[str, Any] | None) -> Space:
-    """The dimensions by name, from text, several texts, or a table; whether methods have them is checked later.
-
-    >>> read_space("learning-rate=log(0.001, 0.3)")
-    {'learning_rate': Span(kind='log', low=0.001, high=0.3)}
-    """
+def read_space(given: str | Sequence[str] | Mapping[str, Any] | None, learning_rate: float) -> Space:
+    """The distributions by name, from text, several texts, or a table; without any, the learning rate, a factor of ten
+    up and down. Whether methods have them is checked later."""
+    if given is None:
+        return {
+            "learning_rate": FloatDistribution(short(learning_rate / AROUND), short(learning_rate * AROUND), log=True)
+        }
     entries: list[tuple[str, Any]] = []
     if isinstance(given, Mapping):
         entries = [(str(name), value) for name, value in given.items()]
-    elif isinstance(given, str) or (isinstance(given, Sequence) and all(isinstance(text, str) for text in given)):
-        for item in (item for text in ([given] if isinstance(given, str) else given) for item in split(text, ",")):
-            name, equals, value = item.partition("=")
-            if not equals or not name.strip():
-                raise FedkeelError(f"'{item.strip()}' in the space is no range of an option: {HOW}.")
-            entries.append((name, value.strip()))
-    elif given is not None:
-        raise FedkeelError(f"'space' is {described(given)}: {HOW}, or give a table of these.")
+    else:
+        texts = [given] if isinstance(given, str) else given
+        if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+            raise FedkeelError(f"'space' is {described(given)}: {HOW}, or give a table of these.")
+        for item in (item for text in texts for item in split(text, ",")):
+            name, _, value = item.partition("=")
+            entries.append((name.strip(), value.strip()))
     space: Space = {}
     for name, value in entries:
-        name = name.strip().replace("-", "_") if "." not in name else name.strip()
+        name = name if "." in name else name.replace("-", "_")
         if name in space:
             raise FedkeelError(f"The space has '{name}' twice: keep one.")
-        space[name] = read_dimension(name, value)
+        try:
+            space[name] = distribution(value)
+        except (ValueError, TypeError) as error:
+            raise FedkeelError(f"The space gives '{name}' {described(value)}: {HOW}.") from error
     return space
 
 
-def read_dimension(name: str, given: Any) -> Dimension:
-    if isinstance(given, str) and (found := re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", given, re.DOTALL)):
-        return _span(name, found[1], [literal(end.strip()) for end in split(found[2], ",")])
-    if isinstance(given, str) and given.strip().startswith("[") and given.strip().endswith("]"):
-        inside = given.strip()[1:-1]
-        given = [literal(part.strip()) for part in split(inside, ",")] if inside.strip() else []
-    if not isinstance(given, list | tuple):
-        raise FedkeelError(f"The space gives '{name}' {described(given)}: {HOW}.")
-    if not given:
-        raise FedkeelError(f"The list of '{name}' in the space is empty: give at least one value.")
-    for place, value in enumerate(given):
-        if value is not None and not isinstance(value, bool | int | float | str):
-            raise FedkeelError(f"The list of '{name}' in the space has {described(value)}: give numbers or words.")
-        if value in given[:place]:
-            raise FedkeelError(f"The list of '{name}' in the space has {described(value)} twice: keep one.")
-    return Choices(tuple(given))
+def distribution(given: Any) -> BaseDistribution:
+    """Of a text or a list; a ValueError where it is none."""
+    if isinstance(given, str) and (found := re.fullmatch(r"(log|uniform|int)\(([^,]+),([^,]+)\)", given)):
+        low, high = (literal(end.strip()) for end in (found[2], found[3]))
+        whole = found[1] == "int"
+        if not low < high or not math.isfinite(high) or (whole and not isinstance(low + high, int)):
+            raise ValueError(given)
+        if whole:
+            return IntDistribution(low, high)
+        return FloatDistribution(float(low), float(high), log=found[1] == "log")
+    if isinstance(given, str) and given.startswith("[") and given.endswith("]"):
+        given = [literal(part.strip()) for part in split(given[1:-1], ",")]
+    if not isinstance(given, list | tuple) or not all(isinstance(value, bool | int | float | str) for value in given):
+        raise ValueError(given)
+    return CategoricalDistribution(given)
 
 
-def _span(name: str, kind: str, ends: Sequence[Any]) -> Span:
-    text = f"{kind}({', '.join(map(str, ends))})"
-    if kind not in KINDS:
-        raise FedkeelError(f"The space gives '{name}' '{text}': {nearest(kind, KINDS)}")
-    whole = kind == "int"
-    if len(ends) != 2 or any(isinstance(e, bool) or not isinstance(e, int if whole else int | float) for e in ends):
-        numbers = "whole numbers" if whole else "numbers"
-        raise FedkeelError(f"The space gives '{name}' '{text}': give two {numbers}, like {kind}(1, 10).")
-    low, high = ends if whole else map(float, ends)
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise FedkeelError(f"The range of '{name}' in the space, {text}, is empty: give a lower and an upper end.")
-    if kind == "log" and low <= 0:
-        raise FedkeelError(f"The range of '{name}' in the space is {text}: 'log' needs a lower end above 0.")
-    return Span(kind, low, high)
+def shown(found: BaseDistribution) -> str:
+    """As it is typed."""
+    if isinstance(found, CategoricalDistribution):
+        return f"[{', '.join(map(repr, found.choices))}]"
+    assert isinstance(found, FloatDistribution | IntDistribution)
+    kind = "int" if isinstance(found, IntDistribution) else "log" if found.log else "uniform"
+    return f"{kind}({found.low!r}, {found.high!r})"
 
 
-def usual_space(learning_rate: float) -> Space:
-    """The learning rate, a factor of ten up and down."""
-    low, high = (float(f"{rate:.{DIGITS}g}") for rate in (learning_rate / AROUND, learning_rate * AROUND))
-    return {"learning_rate": Span("log", low, high)}
+def ends(found: BaseDistribution) -> tuple[Any, ...]:
+    """The values to try out beforehand: the ends of a range, all of a list."""
+    if isinstance(found, CategoricalDistribution):
+        return tuple(found.choices)
+    assert isinstance(found, FloatDistribution | IntDistribution)
+    return found.low, found.high
+
+
+def edge(found: BaseDistribution, value: Any) -> str:
+    """At which end of a range, or of a list of three numbers or more, a value is: a twentieth of it or less away."""
+    numbers = [end for end in ends(found) if isinstance(end, int | float) and not isinstance(end, bool)]
+    if isinstance(found, CategoricalDistribution):
+        if len(numbers) < max(3, len(found.choices)):
+            return ""
+        return {min(numbers): "lower", max(numbers): "upper"}.get(value, "")
+    log = isinstance(found, FloatDistribution) and found.log
+    low, high, at = (math.log(number) if log else number for number in (*numbers, value))
+    near = 0.0 if isinstance(found, IntDistribution) else (high - low) / 20
+    return "lower" if at - low <= near else "upper" if high - at <= near else ""
+
+
+def short(value: Any) -> Any:
+    """A number that can be read and typed."""
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 # -- a space and the methods ------------------------------------------------------------------------------------------
 def spaces_of(space: Space, configs: Mapping[str, Config]) -> dict[str, Space]:
-    """The dimensions of each row by its label; what no row could be given is refused."""
+    """The distributions of each row by its label; what no row could be given is refused."""
+    parts = {
+        label: () if c.method == PYTHON_OBJECT else tuple(p.name for p in parse_sum(c.method))
+        for label, c in configs.items()
+    }
     for name in space:
         part, dot, option = name.rpartition(".")
-        if dot:
-            _refuse_unless_used(name, part, option, configs)
-            continue
-        configuration.refuse_unknown({name: None})
-        if name not in TUNABLE:
+        if not dot:
+            configuration.refuse_unknown({name: None})
+            if name not in TUNABLE:
+                raise FedkeelError(
+                    f"'{name}' is in the space, but it decides what is measured, on what, or where it runs: leave it "
+                    f"out, and choose from {', '.join(TUNABLE)}, and METHOD.OPTION."
+                )
+        elif option not in (known := METHODS.entry(part).options()):
+            raise FedkeelError(f"The space has '{name}', but '{part}' has no such option: {nearest(option, known)}")
+        elif not any(part in names for names in parts.values()):
             raise FedkeelError(
-                f"'{name}' is in the space, but it decides what is measured, on what, or where it runs: leave it out, "
-                f"and choose from {', '.join(TUNABLE)}, and METHOD.OPTION."
+                f"The space has '{name}', but '{part}' is in none of the methods {quoted(list(configs))}: leave it out."
             )
-    rows: dict[str, Space] = {}
+    rows = {}
     for label, config in configs.items():
-        parts = _parts(config)
-        rows[label] = {name: d for name, d in space.items() if "." not in name or name.rpartition(".")[0] in parts}
-        for name, dimension in rows[label].items():
+        rows[label] = {n: d for n, d in space.items() if "." not in n or n.rpartition(".")[0] in parts[label]}
+        for name, found in rows[label].items():
             _refuse_fixed(label, name, config)
-            for value in dimension.extremes:
-                check(configured(config, {name: value}), name)
+            for value in ends(found):
+                _check(configured(config, {name: value}), name.rpartition(".")[0])
     return rows
-
-
-def check(config: Config, name: str) -> None:
-    """That the method takes its options, where the one of this name is a method's; a `Config` has checked its own."""
-    part = name.rpartition(".")[0]
-    for given in parse_sum(config.method) if part else ():
-        if given.name == part:
-            METHODS.make(part, **given.options)
-
-
-def _parts(config: Config) -> set[str]:
-    return set() if config.method == PYTHON_OBJECT else {part.name for part in parse_sum(config.method)}
-
-
-def _refuse_unless_used(name: str, part: str, option: str, configs: Mapping[str, Config]) -> None:
-    entry = METHODS.entry(part)
-    if option not in entry.options():
-        ending = nearest(option, entry.options()) if entry.options() else f"'{part}' takes none."
-        raise FedkeelError(f"The space has '{name}', but '{part}' has no option '{option}': {ending}")
-    if not any(part in _parts(config) for config in configs.values()):
-        raise FedkeelError(
-            f"The space has '{name}', but '{part}' is in none of the methods {quoted(list(configs))}: add it, or leave "
-            "that out."
-        )
 
 
 def _refuse_fixed(label: str, name: str, config: Config) -> None:
@@ -227,14 +152,19 @@ def _refuse_fixed(label: str, name: str, config: Config) -> None:
     part, dot, option = name.rpartition(".")
     fixed = dot and any(s.name == part and option in s.options for s in parse_sum(config.method))
     if fixed or (config.method != PYTHON_OBJECT and name in own_options(label)):
-        raise FedkeelError(
-            f"'{label}' sets '{name.rpartition('.')[2]}', which is tuned: leave it out there, or out of the space."
-        )
+        raise FedkeelError(f"'{label}' sets '{option}', which is tuned: leave it out there, or out of the space.")
     if not dot and getattr(config, name) == PYTHON_OBJECT:
         raise FedkeelError(f"The space has '{name}', but the {name} is given as an object: leave one of them out.")
 
 
-def configured(config: Config, params: Params) -> Config:
+def _check(config: Config, part: str) -> None:
+    """That the method takes its options; a `Config` has checked its own."""
+    for given in parse_sum(config.method) if part else ():
+        if given.name == part:
+            METHODS.make(part, **given.options)
+
+
+def configured(config: Config, params: Mapping[str, Any]) -> Config:
     """The row with these values; those of a method go into its brackets."""
     plain = {name: value for name, value in params.items() if "." not in name}
     if len(plain) < len(params):
@@ -249,15 +179,17 @@ def configured(config: Config, params: Params) -> Config:
 def default_params(config: Config, space: Space) -> dict[str, Any]:
     """What a row has without a search, as far as the space has it too."""
     found: dict[str, Any] = {}
-    for name, dimension in space.items():
+    for name, one in space.items():
         part, dot, option = name.rpartition(".")
         value = METHODS.entry(part).options()[option].default if dot else getattr(config, name)
-        if value in dimension:
-            found[name] = dimension.tried(value)
+        if isinstance(one, CategoricalDistribution):
+            found.update((name, choice) for choice in one.choices if choice == value)
+        elif isinstance(value, int | float) and ends(one)[0] <= value <= ends(one)[1]:
+            found[name] = value
     return found
 
 
-def row_label(label: str, config: Config, params: Params) -> str:
+def row_label(label: str, config: Config, params: Mapping[str, Any]) -> str:
     """The row with these values as one types it, `fedprox(mu=0.03)@learning_rate=0.0123`."""
     method = label if config.method == PYTHON_OBJECT else configured(config, params).method
     own = {} if config.method == PYTHON_OBJECT else dict[str, Any](own_options(label))

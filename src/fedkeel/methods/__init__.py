@@ -38,6 +38,7 @@ def register(name: str) -> Callable[[M], M]:
     >>> build("damped-example+fedprox(mu=0.1)").name
     'damped-example+fedprox'
     """
+
     if not isinstance(name, str):
         raise FedkeelError(f"'register' is given {described(name)}: write @register('name') above the class.")
 
@@ -53,30 +54,23 @@ def register(name: str) -> Callable[[M], M]:
 def build(text: str, **options: Any) -> Method:
     """A method from its name, or a composition from several joined by `+`.
 
-    Options are given in brackets, `build("fedprox(mu=0.1)+gn")`, or by keyword: a keyword goes to the one part
-    that has such an option, or is a table of options for the part of that name.
+    Options are given in brackets, `build("fedprox(mu=0.1)+gn")`, or by keyword, for the one part that has such an
+    option.
 
     >>> build("fedprox", mu=0.1).mu
     0.1
     """
-    specs = parse_sum(text)
-    entries = [METHODS.entry(spec.name) for spec in specs]
-    merged = [dict(spec.options) for spec in specs]
+    parts = [(METHODS.entry(spec.name), dict(spec.options)) for spec in parse_sum(text)]
     for name, value in options.items():
-        owners = [i for i, entry in enumerate(entries) if name in entry.options()]
-        named = [i for i, spec in enumerate(specs) if spec.name == name and isinstance(value, dict)]
-        if named:
-            merged[named[0]] |= value
-        elif len(owners) == 1:
-            merged[owners[0]][name] = value
-        elif owners:
-            parts = [specs[i].name for i in owners]
-            of = " and ".join(f"'{part}'" for part in parts)
-            raise FedkeelError(f"The option '{name}' belongs to {of}: write it in brackets, '{parts[0]}({name}=...)'.")
-        else:
-            choices = [option for entry in entries for option in entry.options()]
-            raise FedkeelError(f"'{text}' has no option '{name}': {nearest(name, choices)}")
-    methods = [METHODS.make(spec.name, **given) for spec, given in zip(specs, merged, strict=True)]
+        owners = {entry.name: given for entry, given in parts if name in entry.options()}
+        if not owners:
+            known = [option for entry, _ in parts for option in entry.options()]
+            raise FedkeelError(f"'{text}' has no option '{name}': {nearest(name, known)}")
+        if len(owners) > 1:
+            both = " and ".join(f"'{owner}'" for owner in owners)
+            raise FedkeelError(f"The option '{name}' belongs to {both}: write it in brackets, NAME({name}=...).")
+        next(iter(owners.values()))[name] = value
+    methods = [METHODS.make(entry.name, **given) for entry, given in parts]
     return methods[0] if len(methods) == 1 else Composition(methods)
 
 

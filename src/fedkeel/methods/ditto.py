@@ -17,6 +17,7 @@ from fedkeel.errors import MethodError
 from fedkeel.formulas.losses import proximal
 from fedkeel.methods import LocalClient, Method, Server, Traits, register
 from fedkeel.methods.fedprox import weights_and_anchors
+from fedkeel.methods.scaffold import need_sgd
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.options import NotNegative
@@ -33,8 +34,7 @@ class Ditto(Method):
     lambda_: NotNegative = 1.0  # how near v_k stays to w_t
 
     def before_training(self, server: Server) -> None:
-        if server.config.optimizer != "sgd":
-            raise MethodError(f"'ditto' trains by SGD, and the optimiser is '{server.config.optimizer}': choose sgd.")
+        need_sgd(server, "ditto")
         if hybrid_norms(server.network):
             raise MethodError("'ditto' keeps statistics for each client, and 'hbn' has one for all: use one of them.")
 

@@ -11,17 +11,18 @@ variances; with n_k its samples and N their sum, the server makes
 comparison, and so counts its lag as spread. A batch of one sample has no statistics and is not counted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from fedkeel.core.state import batch_norms, moment_names
 from fedkeel.formulas.aggregation import moving_average, pooled_moments
 from fedkeel.methods import LocalClient, Method, Output, Server, Tensors, Traits, Update, register
 from fedkeel.nn.calibration import expect_statistics
-from fedkeel.nn.mixed_batch_norm import averaged_statistics, count_steps
+from fedkeel.nn.mixed_batch_norm import averaged_statistics
 from fedkeel.options import PositiveShare
 
 
@@ -36,24 +37,23 @@ class FBN(Method):
     momentum: PositiveShare = 0.1  # share of the new in the server's moving average
     variant: Literal["paper", "released"] = "paper"  # "released": the variance around that average
 
-    def prepare(self, model: nn.Module) -> Callable[[], None]:
+    def prepare(self, model: nn.Module) -> None:
         expect_statistics(model)
-        return lambda: count_steps(batch_norms(model))  # of those that the others have left
 
     def before_training(self, server: Server) -> None:
         server.need_global_statistics()
 
     def start(self, client: LocalClient) -> None:
-        client.scratch["norms"] = batch_norms(client.model)
+        norms = client.scratch["norms"] = batch_norms(client.model)
+        client.scratch["steps"] = {name: torch.zeros((), device=client.device) for name in norms}
 
     def forward(self, client: LocalClient, x: Tensor) -> Output:
         """In training the running statistics become the means over this round's steps."""
-        with averaged_statistics(client.scratch["norms"], client.broadcast.statistics):
+        with averaged_statistics(client.scratch["norms"], client.broadcast.statistics, client.scratch["steps"]):
             return super().forward(client, x)
 
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
-        shares = [server.share(update) for update in updates]
-        samples = sum(update.samples for update in updates)
+        shares, samples = [server.share(update) for update in updates], sum(update.samples for update in updates)
         counts = [share / sum(shares) * samples for share in shares]
         new: Tensors = {}
         for mu, v in map(moment_names, batch_norms(server.network)):

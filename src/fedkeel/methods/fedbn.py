@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch import nn
 
-from fedkeel.core.state import batch_norms
+from fedkeel.core.state import BatchNorm
 from fedkeel.methods import Method, Traits, register
 
 
@@ -32,12 +32,6 @@ class FedBN(Method):
 
 
 def batch_norm_entries(model: nn.Module) -> set[str]:
-    """Names in `state_dict()` of everything that belongs to a batch-norm layer."""
-    layers = {id(layer) for layer in batch_norms(model).values()}
-    return {
-        f"{layer_name}.{name}" if layer_name else name
-        # A layer that is used in two places has two names in `state_dict()`.
-        for layer_name, layer in model.named_modules(remove_duplicate=False)
-        if id(layer) in layers
-        for name in layer.state_dict()
-    }
+    """Names in `state_dict()` of all that belongs to batch norms; one in two places has two names there."""
+    layers = model.named_modules(remove_duplicate=False)
+    return {f"{name}.{entry}" for name, layer in layers if isinstance(layer, BatchNorm) for entry in layer.state_dict()}

@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from fedkeel.methods import Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
 from fedkeel.options import Share
@@ -59,33 +58,26 @@ class FedHEAL(Method):
         new: Tensors = {}
         for name, old in server.weights.items():
             # A running mean over those who count: exact where all of them agree, and the old one where nobody counts.
-            result, so_far = old, torch.zeros_like(old)
-            for share, update in zip(shares, updates, strict=True):
-                counted = share * update.extras[name].to(old.dtype)
+            new[name], so_far = old, torch.zeros_like(old)
+            for update in updates:
+                counted = shares[update.client] * update.extras[name].to(old.dtype)
                 so_far = so_far + counted
                 ratio = torch.where(so_far > 0, counted / so_far, torch.zeros_like(so_far))
-                result = torch.lerp(result, update.weights[name], ratio)
-            new[name] = result
+                new[name] = torch.lerp(new[name], update.weights[name], ratio)
         return new
 
-    def _shares(self, server: Server, updates: Sequence[Update]) -> list[float]:
-        """p_k of the round's clients, after this round's step."""
-        distances = [self._distance(server, update) for update in updates]
-        total = sum(distances)
-        p, delta = server.noted("share"), server.noted("delta")
+    def _shares(self, server: Server, updates: Sequence[Update]) -> dict[str, float]:
+        """p_k of all clients, after this round's step."""
+        d: dict[str, float] = {}
+        for update in updates:
+            masked = [(old - update.weights[name]) * update.extras[name] for name, old in server.weights.items()]
+            d[update.client] = float(torch.stack([torch.linalg.vector_norm(u).double() for u in masked]).sum())
+        total, p, delta = sum(d.values()), server.noted("share"), server.noted("delta")
         first = sum(p.values()) / len(p) if p else 1 / len(updates)
-        for k, distance in zip([update.client for update in updates], distances, strict=True):
+        for k, distance in d.items():
             part = distance / total if total > 0 else 1 / len(updates)
             delta[k] = (1 - self.beta) * delta.get(k, 0.0) + self.beta * part
             p[k] = p.get(k, first) + delta[k]
         server.note("share", p)
         server.note("delta", delta)
-        return [p[update.client] for update in updates]
-
-    @staticmethod
-    def _distance(server: Server, update: Update) -> float:
-        norms: list[Tensor] = [
-            torch.linalg.vector_norm((old - update.weights[name]) * update.extras[name]).double()
-            for name, old in server.weights.items()
-        ]
-        return float(torch.stack(norms).sum())
+        return p

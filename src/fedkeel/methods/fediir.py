@@ -20,10 +20,8 @@ from torch import Tensor, nn
 
 from fedkeel.errors import MethodError
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, register
-from fedkeel.methods.scaffold import summed_gradients
+from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.options import Decay, NotNegative
-
-MOST_BATCHES = 2.0**40  # of a client: none has more
 
 
 @register("fediir")
@@ -45,32 +43,31 @@ class FedIIR(Method):
         return check
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
-        if question != "gradient":
+        if not question:
             return {}
         gradients = {name: Expected.like("", parameter) for name, parameter in trained(server.network).items()}
-        return gradients | {"batches": Expected((), torch.float64, least=0, most=MOST_BATCHES)}
+        return gradients | {"batches": Expected((), torch.float64, least=1)}
 
     def before_training(self, server: Server) -> None:
         answers = [answer.tensors for answer in server.ask(server.participants, "gradient").values()]
-        answers = [tensors for tensors in answers if tensors.get("batches", torch.zeros(())) > 0]
-        if not answers:
-            return
-        batches = sum(float(tensors["batches"]) for tensors in answers)
+        batches = sum(float(tensors.pop("batches")) for tensors in answers)
         new: Tensors = {}
-        for name in [name for name in answers[0] if name != "batches"]:
+        for name in answers[0] if answers else ():
             mean = torch.stack([tensors[name] for tensors in answers]).sum(dim=0) / batches
             new[name] = self.ema * server.extras.get(name, torch.zeros_like(mean)) + (1 - self.ema) * mean
-        server.extras = new
+        server.extras = new or server.extras
 
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
         """The sum of the batches' gradients of the classifier, and how many batches there are."""
-        if question != "gradient":
-            return super().answer(client, question, tensors)
         model, parameters = client.model.train(), trained(client.model)
-        batches = client.data.passes(client.config.batch_size, augment=True, shuffle=True)
-        total, count = summed_gradients(model, list(parameters.values()), batches, client.task_loss)
-        number = torch.tensor(count, dtype=torch.float64, device=client.device)
-        return dict(zip(parameters, total, strict=True)) | {"batches": number}
+        total, count = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}, 0
+        for x, y in client.data.passes(client.config.batch_size, augment=True, shuffle=True):
+            with frozen_statistics({} if len(y) > 1 else model):  # a single sample has no batch statistics
+                loss = client.task_loss(model(x).logits, y)
+            gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+            total = {name: total[name] + new for name, new in zip(parameters, gradients, strict=True)}
+            count += 1
+        return total | {"batches": torch.tensor(count, dtype=torch.float64, device=client.device)}
 
     def start(self, client: LocalClient) -> None:
         parameters = trained(client.model)
@@ -87,6 +84,4 @@ class FedIIR(Method):
 
 def trained(model: nn.Module) -> Tensors:
     """The classifier's parameters that train, by name."""
-    head = model.head
-    assert isinstance(head, nn.Module)
-    return {name: parameter for name, parameter in head.named_parameters() if parameter.requires_grad}
+    return {name: p for name, p in model.get_submodule("head").named_parameters() if p.requires_grad}

@@ -16,9 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedkeel.errors import MethodError
 from fedkeel.methods import Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
-from fedkeel.methods.scaffold import begin_counting, count_step
+from fedkeel.methods.scaffold import begin_counting, count_step, need_sgd
 
 
 @register("fednova")
@@ -29,11 +28,7 @@ class FedNova(Method):
     traits = Traits(capturable=True, replaces={"weights"})
 
     def before_training(self, server: Server) -> None:
-        if server.config.optimizer != "sgd":
-            raise MethodError(
-                "'fednova' knows how far steps of SGD go, and the optimiser is "
-                f"'{server.config.optimizer}': choose sgd, or leave 'fednova' out."
-            )
+        need_sgd(server, "fednova")
 
     def start(self, client: LocalClient) -> None:
         begin_counting(client)

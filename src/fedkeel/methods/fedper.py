@@ -26,15 +26,10 @@ class FedPer(Method):
 
     def prepare(self, model: nn.Module) -> Callable[[], None]:
         def keep() -> None:  # afterwards: another part may put in a new head
-            self.kept = [entry for layer in names(self.layers) for entry in entries_of(model, layer)]
+            modules = {name: module for name, module in model.named_modules() if [*module.parameters()]}
+            for layer in (kept := names(self.layers)):
+                if layer not in modules:
+                    raise MethodError(f"'{self.name}' is to keep '{layer}' on the client: {nearest(layer, modules)}")
+            self.kept = [f"{layer}.{entry}" for layer in kept for entry in modules[layer].state_dict()]
 
         return keep
-
-
-def entries_of(model: nn.Module, layer: str) -> list[str]:
-    """What `state_dict()` calls the tensors of a module; there must be one that is learnt."""
-    modules = dict(model.named_modules())
-    if layer not in modules or not any(True for _ in modules[layer].parameters()):
-        near = nearest(layer, [name for name, module in modules.items() if any(True for _ in module.parameters())])
-        raise MethodError(f"'{layer}' is to stay on the client, and the model has no such layer with weights: {near}")
-    return [f"{layer}.{entry}" for entry in modules[layer].state_dict()]

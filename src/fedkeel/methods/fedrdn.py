@@ -9,11 +9,10 @@ normalises an image with the pair of a client drawn at random, so that the netwo
 
 This takes the place of the data set's own normalisation, x' = (x - m) / s, without undoing it: in its terms the pair of
 a client is ((mu - m) / s, sigma / s), and normalising x' with that is normalising x with (mu, sigma).
-
-A vector has one number for each feature, so its pair is that of the feature over the client's vectors: ours to say.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,26 +33,21 @@ class FedRDN(Method):
     traits = Traits(personal=True, capturable=True)
 
     def prepare(self, model: nn.Module) -> None:
-        layers = list(model.modules())
-        inputs = [layer.in_channels for layer in layers if isinstance(layer, nn.Conv1d | nn.Conv2d)]
-        inputs = inputs or [layer.in_features for layer in layers if isinstance(layer, nn.Linear)]
-        if not inputs:
-            raise MethodError(
-                f"'fedrdn' takes the number of colours from the first convolution, and {type(model).__name__} has "
-                "none: choose a convolutional model."
-            )
-        layer = OwnNormalisation(inputs[0])
+        first = next((layer for layer in model.modules() if isinstance(layer, nn.Conv2d)), None)
+        if first is None:
+            raise MethodError("'fedrdn' normalises the colours of images: choose a convolutional model.")
+        layer = OwnNormalisation(first.in_channels)
         model.add_module("own_normalisation", layer)
         change_input(model, layer)
         self.kept = {f"own_normalisation.{entry}" for entry in layer.state_dict()}
 
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
-        return {"pair": own_pair(client)} if question == "pair" else super().answer(client, question, tensors)
+        return {"pair": own_pair(client)}
 
     def start(self, client: LocalClient) -> None:
         """Its own pair is put where testing finds it."""
-        layer = client.scratch["layer"] = client.model.get_submodule("own_normalisation")
-        assert isinstance(layer, OwnNormalisation)
+        layer: Any = client.model.get_submodule("own_normalisation")
+        client.scratch["layer"] = layer
         layer.pair.copy_(own_pair(client))
         layer.known.fill_(1)
         layer.begin(client.generator("fedrdn"))
@@ -69,9 +63,9 @@ class FedRDN(Method):
 
     def before_training(self, server: Server) -> None:
         """Ask those that come for the first time. The table has room for all, so that its shape never changes."""
-        new = [name for name in server.participants if name not in server.memory]
-        answers = server.ask(new, "pair") if new else {}
-        server.memory = server.memory | {name: answers[name].tensors["pair"] for name in new if name in answers}
+        if new := [name for name in server.participants if name not in server.memory]:
+            answers = server.ask(new, "pair")
+            server.memory = server.memory | {name: answers[name].tensors["pair"] for name in new if name in answers}
         pairs = list(server.memory.values())
         if not pairs:
             raise TrainingError("No client answered 'fedrdn' with its statistics, so there is nothing to draw from.")
@@ -94,20 +88,13 @@ class OwnNormalisation(Draws):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             return x
-        if x.shape[1] != self.pair.shape[1]:
-            raise MethodError(
-                f"'fedrdn' takes the number of colours from the first convolution, and this network begins with a "
-                f"layer of {self.pair.shape[1]} inputs on images: choose a convolutional model."
-            )
         mean, std = self.pair.where(self.known > 0, image_statistics(x).mean(dim=0))
         return normalised(x, mean, std)
 
 
 def image_statistics(x: Tensor) -> Tensor:
-    """Mean and standard deviation of each channel of each image: (N, C, H, W) -> (N, 2, C); of vectors, of each
-    feature over all: (N, D) -> (1, 2, D)."""
-    x = x.T[None] if x.ndim == 2 else x.flatten(2)
-    x = x.to(torch.get_default_dtype())
+    """Mean and standard deviation of each channel of each image: (N, C, H, W) -> (N, 2, C)."""
+    x = x.flatten(2).to(torch.get_default_dtype())
     return torch.stack([x.mean(dim=2), x.std(dim=2, correction=0)], dim=1)
 
 
@@ -116,12 +103,10 @@ def own_pair(client: LocalClient) -> Tensor:
     """The mean over the client's images, as they are without augmentation, of their statistics: (2, C). Kept."""
     if "pair" not in client.memory:
         batches = client.data.passes(client.config.evaluation_batch)
-        found = torch.cat([batch.x if batch.x.ndim == 2 else image_statistics(batch.x) for batch in batches])
-        client.memory["pair"] = (image_statistics(found) if found.ndim == 2 else found).mean(dim=0)
+        client.memory["pair"] = torch.cat([image_statistics(batch.x) for batch in batches]).mean(dim=0)
     return client.memory["pair"]
 
 
 def normalised(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """(x - mean) / std with one pair, (C,) or (1, C), or one for each image, (N, C)."""
-    each = (..., *[None] * (x.ndim - 2))
-    return (x - mean[each]) / std.clamp_min(_LEAST_STD)[each]
+    return (x - mean[..., None, None]) / std.clamp_min(_LEAST_STD)[..., None, None]

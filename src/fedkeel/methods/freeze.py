@@ -10,10 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
-
 from fedkeel.core.types import Classifier
-from fedkeel.errors import MethodError
 from fedkeel.methods import Method, Server, Tensors, Traits, Update, register
 
 
@@ -27,15 +24,9 @@ class Freeze(Method):
 
     head: Literal["fixed", "local"] = "fixed"  # never trained, or trained on each client and left out of the mean
 
-    def prepare(self, model: nn.Module) -> Callable[[], None]:
-        def freeze() -> None:  # afterwards: another part may put in a new head
-            if not isinstance(model, Classifier) or not any(True for _ in model.head.parameters()):
-                kind = type(model).__name__
-                raise MethodError(f"'freeze' freezes the head, and {kind} has none with weights: choose another.")
-            if self.head == "fixed":
-                model.head.requires_grad_(False)
-
-        return freeze
+    def prepare(self, model: Classifier) -> Callable[[], object]:
+        # afterwards: another part may put in a new head
+        return lambda: model.head.requires_grad_(False) if self.head == "fixed" else None
 
     def before_training(self, server: Server) -> None:
         """The first head is remembered: another part may send something else (FedACG looks ahead), and a private mean

@@ -1,24 +1,20 @@
 """GA: Zhang et al., "Federated Domain Generalization with Generalization Adjustment", CVPR 2023 (FedDG-GA).
 
 A client on whose data the global model is worse than the client's own counts for too little. So its weight in the mean
-grows, and that of clients which the mean helps shrinks. With s the accuracy on client k's validation data (or minus the
-loss; on training data where it has none), after each round t of T, with step size d and K clients:
+grows, and that of clients which the mean helps shrinks. With s the accuracy on client k's validation data (on training
+data where it has none), after each round t of T, with step size d and K clients:
 
     g_k = s_k(local model after training) - s_k(global model after aggregation)         the generalisation gap
     a_k <- clip(a_k + d (1 - t/T) / K * g_k / max_j |g_j|, 0, 1),  then normalised      a_k = 1/K in the first round
 
 The gaps of a round are asked for at the start of the next, when the aggregated model is what the server has. Under
-partial participation a_k of the others stays, and so does the sum over those that took part. When a federation grows
-from K to K' clients, a newcomer has 1/K' and the others K/K' of what they had.
+partial participation a_k of the others stays, and so does the sum over those that took part.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from fedkeel.methods import Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
 from fedkeel.options import Share
@@ -33,47 +29,38 @@ class GA(Method):
     traits = Traits(replaces={"shares"})
 
     step_size: Share = 0.2  # d
-    measure: Literal["accuracy", "loss"] = "accuracy"  # by which the models are compared
-
-    def finish(self, client: LocalClient) -> Tensors:
-        return {"score": self._score(client)}
-
-    def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
-        return self.finish(client) if question == "score" else super().answer(client, question, tensors)
 
     @torch.no_grad()
-    def _score(self, client: LocalClient) -> Tensor:
-        """The higher the better, over the client's validation data, or its training data where it has none."""
+    def finish(self, client: LocalClient) -> Tensors:
+        """The accuracy on the client's validation data, or on its training data where it has none."""
         training, size = client.model.training, client.config.evaluation_batch
         client.model.eval()
-        total, samples = torch.zeros((), dtype=torch.float64, device=client.device), 0
+        right, samples = torch.zeros((), dtype=torch.float64, device=client.device), 0
         for batches in (client.data.validation(size), client.data.passes(size)):
             for batch in batches:
-                logits = client.model(batch.x).logits.float()
-                if self.measure == "accuracy":
-                    total += (logits.argmax(1) == batch.y).sum()
-                else:
-                    total -= F.cross_entropy(logits, batch.y, reduction="sum")
+                right += (client.model(batch.x).logits.argmax(1) == batch.y).sum()
                 samples += len(batch.y)
             if samples:
                 break
         client.model.train(training)
-        return total / samples
+        return {"score": right / samples}
+
+    def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
+        return self.finish(client)
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
-        least, most = (0.0, 1.0) if self.measure == "accuracy" else (None, 0.0)
-        return {"score": Expected((), torch.float64, least, most)}
+        return {"score": Expected((), torch.float64, least=0, most=1)}
 
     def before_training(self, server: Server) -> None:
         """The last round's clients tell how the model that was made of theirs does, and their weights follow."""
-        weights, local = self._weights(server), server.noted("local")
+        weights, local = server.noted("weight"), server.noted("local")
         if local:
             answers = server.ask(list(local), "score")
             gaps = {name: local[name] - float(answer.tensors["score"]) for name, answer in answers.items()}
             step = self.step_size * (1 - (server.round - 1) / server.rounds) / server.num_clients
             old = {name: weights.get(name, 1 / server.num_clients) for name in gaps}
             weights |= adjusted(old, gaps, step)
-        server.memory = {"clients": torch.tensor(server.num_clients)}
+        server.memory = {}
         server.note("weight", weights)
         server.shares = {name: weights.get(name, 1 / server.num_clients) for name in server.participants}
 
@@ -81,13 +68,6 @@ class GA(Method):
         """Nothing to send: remember how the local models did, until the global one is measured."""
         server.note("local", {update.client: float(update.extras["score"]) for update in updates})
         return {}
-
-    @staticmethod
-    def _weights(server: Server) -> dict[str, float]:
-        """a_k where it is no longer 1/K. Clients that joined since have 1/K each, and the others what that leaves."""
-        weights, clients = server.noted("weight"), server.num_clients
-        known = int(server.memory.get("clients", clients))
-        return weights if known == clients else {name: a * known / clients for name, a in weights.items()}
 
 
 def adjusted(weights: dict[str, float], gaps: dict[str, float], step: float) -> dict[str, float]:

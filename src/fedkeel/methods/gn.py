@@ -31,8 +31,7 @@ class GroupNorm(Method):
     doubled: str | Sequence[str] = ()  # names of layers with twice as many
 
     def prepare(self, model: nn.Module) -> None:
-        known, doubled = list(batch_norms(model)), names(self.doubled)
-        for name in doubled:
-            if name not in known:
-                raise FedkeelError(f"'doubled' of gn names '{name}', no batch norm here: {nearest(name, known)}")
+        doubled = names(self.doubled)
+        if strange := min({*doubled} - {*(known := batch_norms(model))}, default=""):
+            raise FedkeelError(f"'doubled' of gn names '{strange}', no batch norm here: {nearest(strange, known)}")
         to_group_norm(model, groups=lambda name, _: self.groups * (2 if name in doubled else 1))

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from fedkeel.core.state import batch_norms, moment_names
 from fedkeel.formulas.aggregation import moving_average
 from fedkeel.formulas.losses import consistency_kl
-from fedkeel.methods import Batch, LocalClient, Method, Output, Server, Tensors, Traits, Update, register, warm_start
-from fedkeel.methods.warm_start import WarmStart
+from fedkeel.methods import Batch, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.methods.warm_start import WarmStart, begins
 from fedkeel.nn.mixed_batch_norm import add_shares, mixed_statistics
-from fedkeel.nn.paired_batch_norm import Pairing, Pairings, naive
+from fedkeel.nn.paired_batch_norm import Pairings, at_once, naive
 from fedkeel.options import NotNegative, Only, Share
 
 
@@ -45,12 +45,11 @@ class GReg(Method):
 
     def before_training(self, server: Server) -> None:
         server.need_global_statistics()
-        server.extras = warm_start.tell_clients(server)
 
     def start(self, client: LocalClient) -> None:
-        client.scratch["norms"], client.scratch["acts"] = batch_norms(client.model), not warm_start.has_none(client)
+        client.scratch["norms"], client.scratch["acts"] = batch_norms(client.model), client.round > 0
         if client.scratch["acts"] and self.mode == "consistency":
-            client.scratch["pairing"] = self._pairs.of(client.model, lambda: next(client.data.passes(3, samples=3)).x)
+            client.scratch["paired"] = self._pairs.of(client.model, lambda: next(client.data.passes(3, samples=3)).x)
 
     def forward(self, client: LocalClient, x: Tensor) -> Output:
         """q_b; q_g is for the loss. A single sample has no batch statistics to be consistent with."""
@@ -60,7 +59,7 @@ class GReg(Method):
         if self.mode != "consistency":
             with mixed_statistics(norms, s, self.mode, self.lambda_):
                 return super().forward(client, x)
-        run = pairing.run if isinstance(pairing := client.scratch["pairing"], Pairing) else naive
+        run = at_once if client.scratch["paired"] else naive
         q_b, q_g = run(client.model, norms, s, x)
         client.scratch["q_g"] = q_g.logits
         return q_b
@@ -74,6 +73,6 @@ class GReg(Method):
         """Algorithm 2: the server's moving average of S^k."""
         names = [name for layer in batch_norms(server.network) for name in moment_names(layer)]
         new = {name: mean[name] for name in names if name in mean}
-        if warm_start.is_first(server) and warm_start.wanted(self.warm_start, server, server.statistics):
+        if begins(self.warm_start, server, server.statistics):
             return mean
         return mean | moving_average(server.statistics, new, self.momentum)

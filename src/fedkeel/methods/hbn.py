@@ -20,8 +20,8 @@ from torch import nn
 
 from fedkeel.core import state
 from fedkeel.formulas.aggregation import moving_average, pooled_moments, weighted_mean
-from fedkeel.methods import Batch, Expected, LocalClient, Method, Server, Tensors, Traits, Update, register, warm_start
-from fedkeel.methods.warm_start import WarmStart
+from fedkeel.methods import Batch, Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
+from fedkeel.methods.warm_start import WarmStart, begins
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms, recorded_moments, to_hybrid
 from fedkeel.options import Count, Only, PositiveShare, checked, hints_of
 
@@ -66,8 +66,7 @@ class HBN(Method):
     def start(self, client: LocalClient) -> None:
         """Eq. 7, before training."""
         if self.has_pass:
-            statistics = client.broadcast.statistics
-            first = warm_start.has_none(client) and warm_start.wanted(self.warm_start, client, statistics)
+            first = client.round == 0 and begins(self.warm_start, client, client.broadcast.statistics)
             client.scratch["moments"] = self.collect(client, "batch" if first else self.record)
         else:
             for layer in hybrid_norms(client.model).values():
@@ -110,13 +109,10 @@ class HBN(Method):
         state.load(client.model, client.scratch.get("moments") or recorded_moments(hybrid_norms(client.model)))
         return {}
 
-    def before_training(self, server: Server) -> None:
-        server.extras = warm_start.tell_clients(server)
-
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         """Eq. 11, of what Eq. 8 makes of the clients' moments."""
         new = self.pool([update.statistics for update in updates], [update.samples for update in updates])
-        first = warm_start.is_first(server) and warm_start.wanted(self.warm_start, server, server.statistics)
+        first = begins(self.warm_start, server, server.statistics)
         return mean | moving_average(server.statistics, new, 1.0 if first else self.momentum)
 
     def before_evaluation(self, server: Server) -> None:

@@ -7,7 +7,7 @@ As both papers that compare with it do, a group norm of a single group over all 
 from torch import nn
 
 from fedkeel.methods import Method, Traits, register
-from fedkeel.nn.surgery import to_layer_norm
+from fedkeel.nn.surgery import to_group_norm
 
 
 @register("ln")
@@ -18,4 +18,4 @@ class LayerNorm(Method):
     traits = Traits(private={"local"}, needs_batch_norm=True, replaces={"norms"})
 
     def prepare(self, model: nn.Module) -> None:
-        to_layer_norm(model)
+        to_group_norm(model, groups=1)

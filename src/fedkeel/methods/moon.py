@@ -7,8 +7,7 @@ are drawn to those of the global model and away from those of this client's own 
     L = CE + mu l_con                                                                                       (Eq. 4)
 
 Both other models are frozen and in evaluation mode; a client without a last model leaves the term out. The paper's
-networks have a projector of two layers before the head, whose output z then is: the option `projector` (linear, ReLU,
-linear). Compared methods should have it too, so better in the model: `simple_cnn(projector=256)`.
+networks have a projector before the head, whose output z then is: `simple_cnn(projector=256)`.
 """
 
 import copy
@@ -21,12 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.core import state
-from fedkeel.core.types import Classifier
-from fedkeel.errors import MethodError
 from fedkeel.formulas.similarity import directions
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, register
-from fedkeel.models.encoder import Encoder
-from fedkeel.options import Count, NotNegative, Positive
+from fedkeel.options import NotNegative, Positive
 
 
 @register("moon")
@@ -39,22 +35,9 @@ class Moon(Method):
 
     mu: NotNegative = 1.0  # weight of Eq. 3
     temperature: Positive = 0.5  # tau
-    projector: Count | None = None  # width of the paper's projector, e.g. 256; None for none
 
     # Two frozen networks beside each resident model, at addresses that stay: a captured step refers to them.
     _others: WeakKeyDictionary[nn.Module, list[nn.Module]] = field(default_factory=WeakKeyDictionary, init=False)
-
-    def prepare(self, model: nn.Module) -> None:
-        if self.projector is None:
-            return
-        encoder = model.encoder if isinstance(model, Classifier) else None
-        if not isinstance(model, Classifier) or not isinstance(encoder, Encoder) or encoder.projector is not None:
-            why = "it has one already" if isinstance(encoder, Encoder) else "it is none of this package's networks"
-            raise MethodError(f"'moon' cannot put a projector into this model, {why}: leave 'projector' out.")
-        width = encoder.feature_dim
-        encoder.projector = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, self.projector))
-        encoder.feature_dim = model.feature_dim = self.projector
-        model.head = nn.Linear(self.projector, model.num_classes)
 
     def start(self, client: LocalClient) -> None:
         if not client.memory or self.mu == 0:

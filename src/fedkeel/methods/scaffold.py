@@ -1,53 +1,36 @@
 """SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
-Algorithm 1 and Eqs. 3-5.
+Algorithm 1 (option II) and Eqs. 3-5.
 
 Local steps drift to the optimum of the client's own data. Each client keeps an estimate c_i of its gradient (its
 control variate), the server keeps the mean c of them all, and every local step is corrected by the difference:
 
     y_i <- y_i - lr (g_i(y_i) - c_i + c)                                                                 (Eq. 3)
-    c_i+ = g_i(x)                                       option I: the gradient at the broadcast weights  (Eq. 4)
-         = c_i - c + (x - y_i) / (K lr)                 option II: the mean gradient of the K steps      (Eq. 4)
-    x <- x + lr_g mean_i (y_i - x),    c <- c + 1/N sum_{i in S} (c_i+ - c_i)                            (Eq. 5)
+    c_i+ = c_i - c + (x - y_i) / (K lr)                      the mean gradient of the K steps            (Eq. 4)
+    x <- mean_i y_i,    c <- c + 1/N sum_{i in S} (c_i+ - c_i)                                           (Eq. 5)
 
-Everything starts from zero, and only weights are corrected: a running mean has no gradient.
-
-Option II divides by how far K steps of a constant gradient would have gone. With momentum m that is not K lr but
-lr sum_k b_k with b_k = m b_{k-1} + 1, and then c_i+ is again a (weighted) mean of the gradients.
+Everything starts from zero, and only weights are corrected: a running mean has no gradient. Eq. 4 divides by how far K
+steps of a constant gradient go. With momentum m that is not K lr but lr sum_k b_k with b_k = m b_{k-1} + 1.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedkeel.core import state
 from fedkeel.errors import MethodError
-from fedkeel.methods import Batch, Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
-from fedkeel.nn.surgery import frozen_statistics
-from fedkeel.options import Positive
+from fedkeel.methods import Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
 
 
 @register("scaffold")
-@dataclass
 class Scaffold(Method):
     """Corrects every local step by the difference between the mean gradient of all clients and the client's own."""
 
     paper = "Karimireddy et al. 2020"
     traits = Traits(private={"central"}, needs_memory=True, capturable=True)
 
-    option: Literal["I", "II"] = "II"  # of Eq. 4; "II" is free, "I" costs one more pass over the data
-    server_lr: Positive = 1.0  # lr_g of Eq. 5
-
     def before_training(self, server: Server) -> None:
-        if self.option == "II" and server.config.optimizer != "sgd":
-            raise MethodError(
-                f"Option II of 'scaffold' reads the gradient off the steps of SGD, and the optimiser is "
-                f"'{server.config.optimizer}': choose sgd, or write 'scaffold(option=I)'."
-            )
-        if server.memory:
-            server.extras = mean_of_all(server)  # N may have grown since the last round
+        need_sgd(server, "scaffold")
 
     def start(self, client: LocalClient) -> None:
         parameters = dict(client.model.named_parameters())
@@ -59,8 +42,6 @@ class Scaffold(Method):
         client.scratch["names"], client.scratch["weights"] = names, weights
         client.scratch["correction"] = list(torch._foreach_sub(mean, own))  # c - c_i
         begin_counting(client)
-        if self.option == "I":
-            client.scratch["gradient"] = full_gradient(client, weights)
 
     def gradients(self, client: LocalClient, recompute: Callable[[], Tensor]) -> None:
         """Eq. 3."""
@@ -73,12 +54,9 @@ class Scaffold(Method):
     def finish(self, client: LocalClient) -> Tensors:
         """Eq. 4. What goes up is how the control variate changed."""
         names = client.scratch["names"]
-        if self.option == "I":
-            new = [gradient.clone() for gradient in client.scratch["gradient"]]
-        else:
-            moved = torch._foreach_sub([client.broadcast.weights[name] for name in names], client.scratch["weights"])
-            torch._foreach_div_(moved, client.scratch["steps"] * client.learning_rate)
-            new = list(torch._foreach_sub(moved, client.scratch["correction"]))
+        moved = torch._foreach_sub([client.broadcast.weights[name] for name in names], client.scratch["weights"])
+        torch._foreach_div_(moved, client.scratch["steps"] * client.learning_rate)
+        new = torch._foreach_sub(moved, client.scratch["correction"])
         old, client.memory = client.memory, dict(zip(names, new, strict=True))
         return {name: tensor - old[name] if name in old else tensor for name, tensor in client.memory.items()}
 
@@ -86,17 +64,21 @@ class Scaffold(Method):
         trained = {name for name, parameter in server.network.named_parameters() if parameter.requires_grad}
         return {name: Expected.like("", weight) for name, weight in server.weights.items() if name in trained}
 
-    def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
-        change = state.subtract(mean, server.weights)
-        return mean if self.server_lr == 1 else state.add(server.weights, change, self.server_lr)
-
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         """Eq. 5: the mean over all N clients, weighted as the weights are; those never seen count with zero."""
         server.note("share", {update.client: server.share(update) for update in updates})
         for update in updates:
             for name, change in state.prefixed(update.extras, "sum").items():
                 server.memory[name] = server.memory.get(name, 0) + server.share(update) * change
-        return mean_of_all(server)
+        shares = server.noted("share").values()
+        # How many samples clients have that never came is not known: as many as those that did, on average.
+        total = server.num_clients * sum(shares) / len(shares)
+        return {name: tensor / total for name, tensor in state.select(server.memory, "sum").items()}
+
+
+def need_sgd(server: Server, name: str) -> None:
+    if server.config.optimizer != "sgd":
+        raise MethodError(f"'{name}' takes steps of SGD, and the optimiser is '{server.config.optimizer}': choose sgd.")
 
 
 def begin_counting(client: LocalClient) -> None:
@@ -106,42 +88,5 @@ def begin_counting(client: LocalClient) -> None:
 
 def count_step(client: LocalClient) -> None:
     """b_k = m b_{k-1} + 1, added to the sum: how far so many steps of a constant gradient go, in units of lr."""
-    client.scratch["step"].mul_(client.config.momentum if client.config.optimizer == "sgd" else 0).add_(1)
+    client.scratch["step"].mul_(client.config.momentum).add_(1)
     client.scratch["steps"].add_(client.scratch["step"])
-
-
-def mean_of_all(server: Server) -> Tensors:
-    """c, over all N clients of the federation as it is now: one that has joined since counts with zero."""
-    shares = server.noted("share").values()
-    # How many samples clients have that never came is not known: as many as those that did, on average.
-    total = server.num_clients * sum(shares) / len(shares)
-    return {name: tensor / total for name, tensor in state.select(server.memory, "sum").items()}
-
-
-def full_gradient(client: LocalClient, weights: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of the mean loss over all local samples at the present weights; running statistics are put
-    back."""
-    buffers = list(client.model.buffers())
-    before = [buffer.clone() for buffer in buffers]
-    gradient, _ = summed_gradients(
-        client.model,
-        weights,
-        client.data.passes(shuffle=True),
-        lambda logits, y: client.task_loss(logits, y, total=True) / client.samples,
-    )
-    for buffer, value in zip(buffers, before, strict=True):
-        buffer.copy_(value)
-    return gradient
-
-
-def summed_gradients(
-    model: nn.Module, weights: Sequence[Tensor], batches: Iterable[Batch], loss: Callable[[Tensor, Tensor], Tensor]
-) -> tuple[list[Tensor], int]:
-    """The sum over the batches of their losses' gradients by these weights, and the number of batches."""
-    total, count = [torch.zeros_like(weight, requires_grad=False) for weight in weights], 0
-    for batch in batches:
-        with frozen_statistics({} if len(batch.y) > 1 else model):  # a single sample has no batch statistics
-            value = loss(model(batch.x).logits, batch.y)
-        torch._foreach_add_(total, torch.autograd.grad(value, weights, materialize_grads=True))
-        count += 1
-    return total, count

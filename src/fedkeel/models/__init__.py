@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from fedkeel.core.types import Classifier, Output
 from fedkeel.errors import FedkeelError
@@ -10,16 +10,17 @@ from fedkeel.models import timm_models
 from fedkeel.models.checkpoint import load_weights
 from fedkeel.models.encoder import MODELS, Encoder, ImageSize, classify, height_width, network
 from fedkeel.models.wrapped import wrap
+from fedkeel.options import Count, Range, checked
 from fedkeel.registry import discover
 from fedkeel.spec import parse
 
-__all__ = ["MODELS", "Classifier", "Encoder", "Output", "build", "load_weights", "names", "network", "wrap"]
+__all__ = ["MODELS", "Classifier", "Encoder", "Output", "build", "load_weights", "network", "wrap"]
 
 
 def build(
     name: str, *, num_classes: int, in_channels: int = 3, image_size: ImageSize | None = None, **options: Any
 ) -> Classifier:
-    """A new model by name: one of `names()`, or `timm:NAME`.
+    """A new model by name: one of `MODELS`, or `timm:NAME`.
 
     `image_size` is needed by networks that flatten their feature map (None: the size of the paper).
 
@@ -27,12 +28,9 @@ def build(
     >>> models.build("simple_cnn", num_classes=10, image_size=32).feature_dim
     128
     """
-    if not isinstance(num_classes, int) or num_classes < 2:
-        raise FedkeelError(f"num_classes is {num_classes!r}: a classifier needs at least 2.")
-    if not isinstance(in_channels, int) or in_channels < 1:
-        raise FedkeelError(f"in_channels is {in_channels!r}: an image has at least 1.")
-    if image_size is not None:
-        image_size = height_width(image_size)
+    checked(num_classes, Annotated[int, Range(2)], "'num_classes'")
+    checked(in_channels, Count, "'in_channels'")
+    image_size = None if image_size is None else height_width(image_size)
     if isinstance(name, str) and name not in MODELS:
         projector = options.pop("projector", None)
         encoder = timm_models.encoder(name, in_channels, image_size, **options)
@@ -54,15 +52,6 @@ def build_for(text: str, num_classes: int, shape: Sequence[int]) -> Classifier:
     if len(shape) == 3:
         return build_spec(text, num_classes=num_classes, in_channels=shape[0], image_size=(shape[1], shape[2]))
     return build_spec(text, num_classes=num_classes, in_channels=math.prod(shape))
-
-
-def names() -> list[str]:
-    """The networks of this package.
-
-    >>> "resnet18" in names()
-    True
-    """
-    return MODELS.names()
 
 
 discover(__name__)

@@ -54,21 +54,20 @@ def load_weights(model: Classifier, path: str | Path) -> Loaded:
     head = next(f"{name}." for name, module in model.named_modules() if module is model.head)
     given = read(path)
     places = _places(list(given), entries)
-    body = {name: place for name, place in places.items() if not place.startswith(head)}
-    if not body:
+    if all(place.startswith(head) for place in places.values()):
         raise FedkeelError(
-            f"No tensor in '{path}' belongs to this model (the file has '{next(iter(given))}', the model "
-            f"'{next(iter(entries))}'): give weights of the same network."
+            f"No name in '{path}' (e.g. '{next(iter(given))}') is of this model: give weights of the same."
         )
-    fits = {name for name, place in places.items() if given[name].shape == entries[place].shape}
-    if differing := [name for name in body if name not in fits]:
-        there, here = tuple(given[differing[0]].shape), tuple(entries[body[differing[0]]].shape)
-        raise FedkeelError(
-            f"The weights in '{path}' do not fit: '{body[differing[0]]}' has shape {there} there and {here} in the "
-            f"model ({len(differing)} tensors differ): give weights of the same network, with the same stem and image "
-            "channels."
-        )
-    loaded = {places[name]: given[name].to(entries[places[name]]) for name in fits}
+    loaded: Tensors = {}
+    for name, place in places.items():
+        there, here = given[name], entries[place]
+        if there.shape == here.shape:
+            loaded[place] = there.to(here)
+        elif not place.startswith(head):
+            raise FedkeelError(
+                f"The weights in '{path}' do not fit: '{place}' has shape {tuple(there.shape)} there and "
+                f"{tuple(here.shape)} in the model: give weights of the same network, stem and image channels."
+            )
     state.load(entries, loaded)
     missing = [name for name in entries if name not in loaded]
     return Loaded(

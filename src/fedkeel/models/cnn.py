@@ -23,7 +23,7 @@ class SimpleCNN(Encoder):
         self, in_channels: int = 3, image_size: ImageSize | None = None, width: int = 16, norm: bool = True
     ) -> None:
         super().__init__(feature_dim=128)
-        places = self.flattens(image_size or 32, lambda side: side // 8)
+        places = self.flattens(image_size or 32, 8)
         self.conv1 = nn.Conv2d(in_channels, width, 3, padding=1)
         self.bn1 = nn.BatchNorm2d(width) if norm else nn.Identity()
         self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1)
@@ -49,7 +49,7 @@ class DigitsCNN(Encoder):
 
     def __init__(self, in_channels: int = 3, image_size: ImageSize | None = None, dropout: float = 0.5) -> None:
         super().__init__(feature_dim=512)
-        places = self.flattens(image_size or 28, lambda side: side // 4)
+        places = self.flattens(image_size or 28, 4)
         self.conv1 = nn.Conv2d(in_channels, 64, 5, padding=2)
         self.bn1 = nn.BatchNorm2d(64)
         self.conv2 = nn.Conv2d(64, 64, 5, padding=2)
@@ -127,22 +127,3 @@ class SmallCNN(Encoder):
     def extract(self, x: Tensor) -> Tensor:
         features: Tensor = self.features(x)
         return features.mean(dim=(2, 3))
-
-
-@network("moon_cnn", paper="MOON, Section 4")
-class MoonCNN(Encoder):
-    """Two 5x5 convolutions with max-pooling, then layers of 120 and 84, no batch norm: 0.06 M parameters at 32 px."""
-
-    def __init__(self, in_channels: int = 3, image_size: ImageSize | None = None) -> None:
-        super().__init__(feature_dim=84)
-        places = self.flattens(image_size or 32, lambda side: ((side - 4) // 2 - 4) // 2)
-        self.conv1 = nn.Conv2d(in_channels, 6, 5)
-        self.conv2 = nn.Conv2d(6, 16, 5)
-        self.fc1 = nn.Linear(16 * places, 120)
-        self.fc2 = nn.Linear(120, 84)
-
-    def extract(self, x: Tensor) -> Tensor:
-        x = F.relu_(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu_(F.max_pool2d(self.conv2(x), 2))
-        x = F.relu(self.fc1(x.flatten(1)))
-        return F.relu(self.fc2(x))

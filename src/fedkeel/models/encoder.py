@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError
-from fedkeel.options import hints_of
+from fedkeel.options import Count, checked, hints_of
 from fedkeel.registry import Registry, first_sentence
 
 MODELS: Registry[Classifier] = Registry("model")
@@ -60,35 +60,21 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.only_images and x.ndim != 4:
             raise FedkeelError(
-                f"This network takes images, and a sample of these data has the shape {tuple(x.shape[1:])}: choose the "
-                "model 'mlp', or a network of your own."
+                f"This network takes images, and a sample has the shape {tuple(x.shape[1:])}: choose the model 'mlp'."
             )
         if self.image_size is not None and x.shape[-2:] != self.image_size:
-            (high, wide), (height, width) = self.image_size, x.shape[-2:]
-            raise FedkeelError(
-                f"This network was built for images of {high} x {wide} px and got {height} x {width}: build it with "
-                f"image_size=({height}, {width})."
-            )
+            raise FedkeelError(f"This network is built for image_size={self.image_size} and got {tuple(x.shape[-2:])}.")
         features = self.extract(x)
         return features if self.projector is None else self.projector(features)
 
-    def flattens(self, image_size: ImageSize, side: Callable[[int], int]) -> int:
-        """The places of the feature map that the first fully connected layer is made for, where n pixels become
-        side(n); images of other sizes are refused."""
+    def flattens(self, image_size: ImageSize, shrinks: int) -> int:
+        """The places of the feature map that the first fully connected layer is made for, where so many pixels of a
+        side become one; images of other sizes are refused."""
         self.image_size = height_width(image_size)
-        height, width = map(side, self.image_size)
+        height, width = (side // shrinks for side in self.image_size)
         if min(height, width) < 1:
-            raise FedkeelError(
-                f"Images of {self.image_size[0]} x {self.image_size[1]} px are too small for this network: enlarge "
-                "them, or choose a model with a smaller stem."
-            )
+            raise FedkeelError(f"Images of {self.image_size} px are too small for this network: enlarge them.")
         return height * width
-
-    def initialise_convolutions(self) -> None:
-        """As torchvision does: He et al.'s normal distribution, by the fan-out."""
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 def height_width(image_size: ImageSize) -> tuple[int, int]:
@@ -120,7 +106,7 @@ def network(name: str, *, paper: str) -> Callable[[B], B]:
             num_classes: int,
             in_channels: int = 3,
             image_size: ImageSize | None = None,
-            projector: int | None = None,
+            projector: Count | None = None,
             **options: Any,
         ) -> Classifier:
             if "image_size" in own:
@@ -143,8 +129,7 @@ def network(name: str, *, paper: str) -> Callable[[B], B]:
 def classify(encoder: Encoder, num_classes: int, projector: int | None = None) -> Classifier:
     """An encoder with a linear head, and UniVarFL's projector of that width between them when asked for."""
     if projector is not None:
-        if not isinstance(projector, int) or isinstance(projector, bool) or projector < 1:
-            raise FedkeelError(f"projector is {projector!r}: give its width, e.g. 256, or leave it out.")
+        checked(projector, Count, "The option 'projector'")
         encoder.projector, encoder.feature_dim = Projector(encoder.feature_dim, projector), projector
     if any(parameter.numel() == 0 for parameter in encoder.parameters()):
         raise FedkeelError("These options leave a layer of the model without weights: give larger ones.")

@@ -1,7 +1,7 @@
 """Networks of timm (`pip install fedkeel[timm]`), imported only when one is asked for.
 
-GReg's Table 4 and HBN's Table 5 use MobileNetV2, EfficientNet-B0, DenseNet-121, VGG, LeViT-128s and MobileViT-s from
-there.
+GReg's Table 4, HBN's Table 5 and FedWon's Figure 4 use MobileNetV2, EfficientNet-B0, DenseNet-121, VGG, LeViT-128s and
+MobileViT-s from there.
 """
 
 import importlib
@@ -15,14 +15,16 @@ from torch import Tensor, nn
 from fedkeel.errors import FedkeelError, first_line, nearest
 from fedkeel.models.architecture import refuse_strange
 from fedkeel.models.encoder import MODELS, Encoder
+from fedkeel.options import checked
 
 PREFIX = "timm:"
 NAME = re.compile(r"\w{1,80}(\.\w{1,80})?", re.ASCII)  # a pretrained tag may follow a dot: resnet18.a1_in1k
 OPTIONS = (  # that describe an architecture; none names a file or an address
     *("drop_rate", "drop_path_rate", "act_layer", "norm_layer", "global_pool"),
-    *("img_size", "patch_size", "embed_dim", "depth", "depths", "layers"),
+    *("patch_size", "embed_dim", "depth", "depths", "layers"),
 )
 LARGEST = 4096  # number that one of them may be
+HINT = "timm.list_models() shows what there is."
 
 
 class TimmEncoder(Encoder):
@@ -42,12 +44,17 @@ def encoder(
 ) -> TimmEncoder:
     """Build the network `timm:NAME`. `OPTIONS`, and no others, go to `timm.create_model`. `pretrained` fetches the
     weights that timm knows the network's address of."""
-    if not isinstance(pretrained, bool):
-        raise FedkeelError(f"The option 'pretrained' of '{name}' is {str(pretrained)[:80]!r}: give true or false.")
+    checked(pretrained, bool, f"The option 'pretrained' of '{name}'")
     timm, timm_name = find(name, options)
     options |= {"pretrained": pretrained, "num_classes": 0, "in_chans": in_channels}
     try:
-        network = _create(timm, timm_name, image_size, options)
+        try:  # networks with positions (LeViT, ViT) must know the image size; the others do not take it
+            sized = {"img_size": image_size, **options} if image_size is not None else options
+            network = timm.create_model(timm_name, **sized)
+        except TypeError as error:
+            if "img_size" not in str(error):
+                raise
+            network = timm.create_model(timm_name, **options)
         return TimmEncoder(network, _feature_dim(network, in_channels, image_size))
     except Exception as error:
         raise FedkeelError(
@@ -58,12 +65,9 @@ def encoder(
 def find(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """timm, and the network's name there; refused if there is no such network, or its options are not of that kind."""
     timm_name = name.removeprefix(PREFIX)
-    if timm_name == name:
+    if timm_name == name or not NAME.fullmatch(timm_name):  # timm would read a folder, or fetch from an address
         ending = nearest(name, MODELS.names())
         raise FedkeelError(f"There is no model named '{name[:200]}' (timm's are written '{PREFIX}NAME'): {ending}")
-    if not NAME.fullmatch(timm_name):
-        # timm would take it for a folder to read or an address to fetch from.
-        raise FedkeelError(f"'{name[:200]}' is not the name of a network: give one of timm's own, such as 'resnet18'.")
     for option in options:
         if option not in OPTIONS:
             ending = nearest(option, OPTIONS)
@@ -72,26 +76,12 @@ def find(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     try:
         timm = importlib.import_module("timm")
     except Exception as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name == "timm"
-        reason = "is not installed" if missing else f"cannot be imported ({first_line(error)})"
         raise FedkeelError(
-            f"The model '{name}' comes from timm, which {reason}: pip install 'fedkeel[timm]'."
+            f"'{name}' needs timm, which cannot be imported ({first_line(error)}): pip install 'fedkeel[timm]'."
         ) from error
     if not timm.is_model(timm_name.partition(".")[0]):
-        ending = nearest(timm_name, timm.list_models(), "timm.list_models() shows what there is.")
-        raise FedkeelError(f"timm has no model named '{timm_name}': {ending}")
+        raise FedkeelError(f"timm has no model named '{timm_name}': {nearest(timm_name, timm.list_models(), HINT)}")
     return timm, timm_name
-
-
-def _create(timm: Any, name: str, image_size: tuple[int, int] | None, options: dict[str, Any]) -> nn.Module:
-    """Networks with positions (LeViT, ViT) must know the image size; the others do not take it."""
-    if image_size is not None and "img_size" not in options:
-        try:
-            return timm.create_model(name, img_size=image_size, **options)  # type: ignore[no-any-return]
-        except TypeError as error:
-            if "img_size" not in str(error):
-                raise
-    return timm.create_model(name, **options)  # type: ignore[no-any-return]
 
 
 @torch.no_grad()

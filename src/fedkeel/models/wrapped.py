@@ -1,6 +1,5 @@
 """Any network of the user's as a classifier: name its last layer and methods can act on features and head."""
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -46,14 +45,13 @@ class Wrapped(Classifier):
             result = self.network(x)
         if not seen:
             raise FedkeelError(
-                f"The forward of {type(self.network).__name__} never calls its module '{self.head_name}': "
-                "give the dotted name of the layer that makes the logits."
+                f"The network never calls its head '{self.head_name}': name the layer that makes logits."
             )
         return Output(seen[0].flatten(1), _logits(result))
 
 
 class _EncoderView(nn.Module):
-    """Images -> features by running the wrapped network; its parameters are those outside the head."""
+    """Images -> features by running the wrapped network."""
 
     def __init__(self, model: Wrapped) -> None:
         super().__init__()
@@ -63,10 +61,6 @@ class _EncoderView(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         features: Tensor = self._model[0](x).features
         return features
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        in_head = {id(p) for p in self._model[0].head.parameters()}
-        return ((n, p) for n, p in super().named_parameters(*args, **kwargs) if id(p) not in in_head)
 
 
 def wrap(module: nn.Module, head: str = "fc", num_classes: int | None = None) -> Wrapped:
@@ -81,25 +75,18 @@ def wrap(module: nn.Module, head: str = "fc", num_classes: int | None = None) ->
     (8, torch.Size([1, 5]))
     """
     if not isinstance(module, nn.Module):
-        raise FedkeelError(
-            f"What is to be wrapped is {described(module)}: give a network, an object of torch.nn.Module."
-        )
+        raise FedkeelError(f"What is to be wrapped is {described(module)}: give an object of torch.nn.Module.")
     if not isinstance(head, str):
         raise FedkeelError(f"'head' is {described(head)}: give the dotted name of the last layer, as text.")
     refuse_lazy(module)
-    modules = dict(module.named_modules())
-    if not head or head not in modules:
-        ending = nearest(head, filter(None, modules))
-        raise FedkeelError(f"{type(module).__name__} has no module named '{head}': {ending}")
+    modules = {name: part for name, part in module.named_modules() if name}
+    if head not in modules:
+        raise FedkeelError(f"{type(module).__name__} has no module named '{head}': {nearest(head, modules)}")
     layers = [layer for layer in modules[head].modules() if isinstance(layer, nn.Linear)]
-    if not layers:
-        raise FedkeelError(f"The head '{head}' has no linear layer: give the dotted name of the one that makes logits.")
-    outputs = layers[-1].out_features
-    if num_classes not in (None, outputs):
-        raise FedkeelError(
-            f"num_classes is {num_classes} but the head '{head}' has {outputs} outputs: replace it before wrapping."
-        )
-    return Wrapped(module, head, layers[0].in_features, outputs)
+    if not layers or num_classes not in (None, layers[-1].out_features):
+        found = f"{layers[-1].out_features} outputs" if layers else "no linear layer"
+        raise FedkeelError(f"The head '{head}' has {found}: give the dotted name of the layer that makes the logits.")
+    return Wrapped(module, head, layers[0].in_features, layers[-1].out_features)
 
 
 def refuse_lazy(network: nn.Module) -> None:
@@ -107,20 +94,12 @@ def refuse_lazy(network: nn.Module) -> None:
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
             layer = name.rpartition(".")[0]
-            raise FedkeelError(
-                f"The layer '{layer}' of {type(network).__name__} is lazy, its weights are not there yet: call the "
-                "network once with a batch of images before it is given."
-            )
+            raise FedkeelError(f"The layer '{layer}' of {type(network).__name__} is lazy: call it once with a batch.")
 
 
 def _logits(result: Any) -> Tensor:
-    """The logits in what a network returned: a tensor, something with `logits`, or a tuple that starts with them."""
-    if isinstance(result, Mapping):
-        result = result.get("logits")
-    elif hasattr(result, "logits"):
-        result = result.logits
-    elif isinstance(result, tuple | list) and result:
-        result = result[0]
-    if not isinstance(result, Tensor) or result.ndim != 2:
+    """The logits in what a network returned: a tensor, or something with `logits`, as networks of Hugging Face."""
+    logits = getattr(result, "logits", result)
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
         raise FedkeelError("The wrapped network returns no logits: let its forward return a tensor (N, classes).")
-    return result
+    return logits

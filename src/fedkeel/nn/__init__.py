@@ -3,19 +3,14 @@
 from fedkeel.core.state import batch_norms
 from fedkeel.nn.calibration import Calibration, Calibrator, expect_statistics, normalised_layers
 from fedkeel.nn.clipping import HistoryClip, agc_
-from fedkeel.nn.hybrid_batch_norm import (
-    HybridBatchNorm,
-    HybridBatchNorm2d,
-    to_hybrid,
-)
-from fedkeel.nn.scaled_ws_conv import ScaledWSConv1d, ScaledWSConv2d, ScaledWSConv3d, ScaledWSLinear, fold, to_scaled_ws
+from fedkeel.nn.hybrid_batch_norm import HybridBatchNorm, HybridBatchNorm2d, to_hybrid
+from fedkeel.nn.scaled_ws_conv import ScaledWSConv2d, ScaledWSLinear, fold, to_scaled_ws
 from fedkeel.nn.surgery import (
     batch_statistics,
     frozen_statistics,
     remove_normalisation,
     replace_modules,
     to_group_norm,
-    to_layer_norm,
     using_statistics,
 )
 
@@ -25,9 +20,7 @@ __all__ = [
     "HistoryClip",
     "HybridBatchNorm",
     "HybridBatchNorm2d",
-    "ScaledWSConv1d",
     "ScaledWSConv2d",
-    "ScaledWSConv3d",
     "ScaledWSLinear",
     "agc_",
     "batch_norms",
@@ -40,7 +33,6 @@ __all__ = [
     "replace_modules",
     "to_group_norm",
     "to_hybrid",
-    "to_layer_norm",
     "to_scaled_ws",
     "using_statistics",
 ]

@@ -28,7 +28,6 @@ from fedkeel.errors import FedkeelError
 from fedkeel.formulas.calibration import class_mix, explained_distance, look, site_share, squared_distance
 
 PRIOR = Config.site_prior  # images that the federation's statistics are worth
-AS_IT_WAS = "the model is as it was"
 EXPECTED = "expects_statistics"  # an attribute of a network
 
 
@@ -109,33 +108,26 @@ class Calibration:
 
     def sentences(self) -> Iterator[str]:
         """For a person: how far the site is, and what is expected of the calibration."""
-        if not self.images:
-            yield f"There was no sample to calibrate with: {AS_IT_WAS}."
-            return
-        if self.images == 1:
-            came = f"the statistics are {100 * self.share:.0f} % its own all the same" if self.share else AS_IT_WAS
-            yield f"One sample does not tell how much those of this site differ: {came}."
+        if self.images < 2:
+            yield f"{self.images} samples do not tell how far the site is: {100 * self.share:.0f} % of it is taken."
             return
         yield (
             f"The site's moments are {short(self.distance)} from the federation's (squared, in units of what single "
             f"samples differ by); its class mix and their number explain a distance of {short(self.explained)}."
         )
-        if self.expected and not self.share:
+        if self.share:
+            yield (
+                f"So {100 * self.trust:.0f} % is taken for their look, and with {self.images:,} samples against a "
+                f"prior of {self.prior:g} the statistics are {100 * self.share:.0f} % its own."
+            )
+        elif self.expected:
             yield "But its weights were trained under the federation's statistics and expect them: it is as it was."
-            return
-        if not self.share:
-            yield f"So nothing says that its samples look different: {AS_IT_WAS}."
-            return
-        # The rule leaves a little of any distance to the class mix: all of it is taken by who leaves the rule out.
-        taken = "All of it" if self.trust == 1 else f"So {100 * self.trust:.0f} %"
-        yield (
-            f"{taken} is taken for their look, and with {self.images:,} samples against a prior of {self.prior:g} the "
-            f"statistics are {100 * self.share:.0f} % the site's own."
-        )
+        else:
+            yield "So nothing says that its samples look different: the model is as it was."
 
 
 class _Reached(Exception):
-    """The layer that is measured has its input: what comes after it need not be computed."""
+    """The layer that is measured has its input."""
 
 
 class Calibrator:
@@ -165,8 +157,7 @@ class Calibrator:
             prior: how many images the federation's statistics are worth.
             always: take the whole distance for the look of the images, whatever the class mix.
         """
-        sizes = [len(batch.x) for batch in batches()]
-        images = sum(sizes)
+        images = sum(len(batch.x) for batch in batches())
         if not images:
             return Calibration(0, prior, 0.0, 0.0, 0.0, 0.0, (), {})
         distances, chances = self._look(batches, images)
@@ -177,10 +168,8 @@ class Calibrator:
         known = images > 1 and not self.expected
         trust = 1.0 if always else look(distance, explained) if known else 0.0
         share = site_share(trust, images, prior)
-        if share > 0:
-            # A single batch settles all layers in one pass: each has all that it will see when it is reached.
-            for names in [list(distances)] if len(sizes) == 1 else [[name] for name in distances]:
-                self._settle(names, batches, share, at_once=len(sizes) == 1)
+        for name in distances if share > 0 else ():
+            self._settle(name, batches, share)
         seen = (distance, explained, trust, share, tuple(found.tolist()), distances)
         return Calibration(images, prior, *seen, expected=self.expected)
 
@@ -204,29 +193,19 @@ class Calibrator:
             distances[name] = float(squared[0] + squared[1]) / 2
         return distances, torch.cat(chances).cpu()
 
-    def _settle(
-        self, names: Sequence[str], batches: Callable[[], Iterable[Batch]], share: float, *, at_once: bool
-    ) -> None:
-        """Give these layers their mixtures: one after another as they are reached, or one alone after all batches."""
-        sums: dict[str, Tensor] = {}
+    def _settle(self, name: str, batches: Callable[[], Iterable[Batch]], share: float) -> None:
+        """Give this layer its mixture; those before it have theirs."""
+        sums = []
 
-        def measure(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            if at_once and name in sums:  # a layer that is used again has what it was first given
-                return
-            sums[name] = sums.get(name, 0) + channel_sums(inputs[0])
-            if not at_once:
-                raise _Reached
-            self._mix(name, sums[name], share)
+        def measure(_: str, __: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            sums.append(channel_sums(inputs[0]))
+            raise _Reached  # what comes after it need not be computed
 
-        with self._hooked(names, measure):
+        with self._hooked([name], measure):
             for batch in batches():
                 with suppress(_Reached):
                     self.logits(batch.x)
-        if not at_once:
-            self._mix(names[0], sums[names[0]], share)
-
-    def _mix(self, name: str, sums: Tensor, share: float) -> None:
-        for buffer, moment in zip(moment_names(""), moments_of(sums), strict=True):
+        for buffer, moment in zip(moment_names(""), moments_of(torch.stack(sums).sum(dim=0)), strict=True):
             tensor = self.layers[name].get_buffer(buffer)
             # In double precision: mixed with itself, a number stays what it is.
             tensor.copy_(tensor.double().lerp(moment, share))

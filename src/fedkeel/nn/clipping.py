@@ -9,11 +9,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fedkeel.errors import FedkeelError
-
 
 @torch.no_grad()
-def agc_(parameters: Iterable[Tensor] | Tensor, clipping: float, eps: float = 1e-3) -> None:
+def agc_(parameters: Iterable[Tensor], clipping: float, eps: float = 1e-3) -> None:
     """Scale the gradient G_i of each output unit i down to `clipping` * max(||W_i||, eps) where it is longer.
 
     A unit is a row of a matrix, a filter of a convolution, and the whole of a one-dimensional parameter.
@@ -31,9 +29,6 @@ def agc_(parameters: Iterable[Tensor] | Tensor, clipping: float, eps: float = 1e
     >>> weight.grad
     tensor([[1.5000, 2.0000]])
     """
-    if clipping <= 0:
-        raise FedkeelError(f"The clipping threshold is {clipping}: it must be above 0.")
-    parameters = [parameters] if isinstance(parameters, Tensor) else parameters
     pairs = [(p.detach(), p.grad) for p in parameters if p.grad is not None]
     if not pairs:
         return
@@ -62,8 +57,6 @@ class HistoryClip:
     ||g|| is the norm before clipping. Without history the first norm is the start, so a first step is never clipped.
     A norm of zero starts no history, and one that is not finite does not enter it.
 
-    `parameters` are tensors, or pairs of name and tensor as from `named_parameters()`.
-
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> clip = HistoryClip([weight], alpha=1.5)
     >>> for gradient in ([3.0, 4.0], [30.0, 40.0]):  # norms 5 and 50, of which 1.5 * 5 are left
@@ -73,18 +66,9 @@ class HistoryClip:
     tensor([4.5000, 6.0000])
     """
 
-    def __init__(
-        self, parameters: Iterable[Tensor | tuple[str, Tensor]], alpha: float = 1.5, beta: float = 0.99
-    ) -> None:
-        if alpha <= 0:
-            raise FedkeelError(f"alpha of the gradient clipping is {alpha}: it must be above 0.")
-        if not 0 <= beta <= 1:
-            raise FedkeelError(f"beta of the gradient clipping is {beta}: it must be between 0 and 1.")
-        self.parameters = [item if isinstance(item, Tensor) else item[1] for item in parameters]
-        if not self.parameters:
-            raise FedkeelError("There are no parameters whose gradients could be clipped.")
-        self.alpha = alpha
-        self.beta = beta
+    def __init__(self, parameters: Iterable[Tensor], alpha: float = 1.5, beta: float = 0.99) -> None:
+        self.parameters = list(parameters)
+        self.alpha, self.beta = alpha, beta
         # gamma of every parameter in one tensor that stays where it is (a captured graph writes to it); 0: no history
         self.history = torch.zeros(len(self.parameters), device=self.parameters[0].device)
 

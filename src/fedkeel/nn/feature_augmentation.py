@@ -10,9 +10,6 @@ gamma is larger for channels in which the clients differ: with s the variance ov
 
     gamma_c = C g_c / sum_c' g_c',    g_c = 1 / (1 + 1 / s_c)
 
-In a network for vectors, without convolutions, a channel is one number: its own mean, with a deviation of 0. What that
-leaves of the formula is noise on each feature, of the batch's variance and wider where clients differ: our extension.
-
 A layer takes its draws from `nn.draws`, once a step: every forward of a step (GReg's second one, that of a
 sharpness-aware step) sees the same ones. Its buffers are not in `state_dict()`: what travels is the method's to say.
 """
@@ -51,9 +48,6 @@ class FeatureAugmentation(Draws):
         buffers |= {"running_mean": torch.zeros(channels), "old": torch.zeros(()), "due": torch.zeros(())}
         for name, initial in buffers.items():
             self.register_buffer(name, initial, persistent=False)
-
-    def extra_repr(self) -> str:
-        return f"{self.channels}, p={self.p}"
 
     def next_step(self) -> None:
         """New draws, and a batch that the moving averages have not seen."""
@@ -112,14 +106,12 @@ def emphasis(variance: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 def augment_features(model: nn.Module, p: float = 0.5, momentum: float = 0.99) -> nn.ModuleList:
-    """Put a layer after each block of convolutions of the network; they are its `feature_augmentation` then. In a
-    network without any, fully connected layers are in their place.
+    """Put a layer after each block of convolutions of the network; they are its `feature_augmentation` then.
 
     The blocks are the parts, one after another, of the outermost module that has several with convolutions in them:
     stem and stages of a ResNet, single convolutions of the CNNs with what belongs to them (normalisation, activation,
-    pooling), inverted residuals of a MobileNet. Stages that lie in a list of their own count one by one. A layer acts
-    where the next block begins, and for the last one at its output, or before the pooling or the fully connected layer
-    that follows.
+    pooling). A layer acts where the next block begins, and for the last one at its output, or before the pooling or
+    the fully connected layer that follows.
     """
     layers = nn.ModuleList()
     for module, at_input, channels in _block_ends(model):
@@ -133,23 +125,14 @@ def augment_features(model: nn.Module, p: float = 0.5, momentum: float = 0.99) -
 def _block_ends(model: nn.Module) -> list[tuple[nn.Module, bool, int]]:
     """Where blocks end: at the input (or else at the output) of which module, with how many channels."""
     parent = model.encoder if isinstance(model, Classifier) else model
-    kind = nn.Conv2d if _layers(parent, nn.Conv2d) else nn.Linear
-    blocks = _with_layers(parent, kind)
-    while len(blocks) == 1 and not isinstance(blocks[0], kind):
-        parent, blocks = blocks[0], _with_layers(blocks[0], kind)
+    blocks = _convolutional(parent)
+    while len(blocks) == 1 and not isinstance(blocks[0], nn.Conv2d):
+        parent, blocks = blocks[0], _convolutional(blocks[0])
     if not blocks:
-        raise MethodError(
-            f"'fedfa' augments the feature maps of convolutions, and {type(model).__name__} has none: choose a "
-            "convolutional model."
-        )
-    lists = [block for block in blocks if _is_list_of_blocks(block, kind)]
-    if len(lists) == 1:  # several such lists are stages: blocks themselves
-        blocks = [part for block in blocks for part in (_with_layers(block, kind) if block is lists[0] else [block])]
-    ends = [(block, True, _widths(_layers(block, kind)[0])[0]) for block in blocks[1:]]
-    last, channels = blocks[-1], _widths(_layers(blocks[-1], kind)[-1])[1]
-    if isinstance(model, Classifier) and last is model.head:  # of a wrapped network: what it gives are logits
-        return ends
-    if not isinstance(last, kind):
+        raise MethodError("'fedfa' augments the feature maps of convolutions: choose a convolutional model.")
+    ends = [(block, True, _convolutions(block)[0].in_channels) for block in blocks[1:]]
+    last, channels = blocks[-1], _convolutions(blocks[-1])[-1].out_channels
+    if not isinstance(last, nn.Conv2d):
         return [*ends, (last, False, channels)]
     siblings = list(parent.children())
     following = siblings[siblings.index(last) + 1 :]
@@ -157,22 +140,10 @@ def _block_ends(model: nn.Module) -> list[tuple[nn.Module, bool, int]]:
     return [*ends, (parent, False, channels) if consumer is None else (consumer, True, channels)]
 
 
-def _with_layers(module: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
-    return [child for child in module.children() if _layers(child, kind)]
+def _convolutional(module: nn.Module) -> list[nn.Module]:
+    """Its parts that have convolutions."""
+    return [child for child in module.children() if _convolutions(child)]
 
 
-def _is_list_of_blocks(module: nn.Module, kind: type[nn.Module]) -> bool:
-    parts = _with_layers(module, kind)
-    return isinstance(module, nn.Sequential) and len(parts) > 1 and not any(isinstance(p, kind) for p in parts)
-
-
-def _layers(module: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
-    return [part for part in module.modules() if isinstance(part, kind)]
-
-
-def _widths(layer: nn.Module) -> tuple[int, int]:
-    """Channels, or features, that come in and go out."""
-    if isinstance(layer, nn.Conv2d):
-        return layer.in_channels, layer.out_channels
-    assert isinstance(layer, nn.Linear)
-    return layer.in_features, layer.out_features
+def _convolutions(module: nn.Module) -> list[nn.Conv2d]:
+    return [part for part in module.modules() if isinstance(part, nn.Conv2d)]

@@ -5,19 +5,17 @@ in a proportion that every client learns for every channel (Eq. 9).
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.core.state import BatchNorm, moment_names
-from fedkeel.errors import FedkeelError, MethodError, nearest
+from fedkeel.errors import FedkeelError, nearest
 from fedkeel.nn.kernels import norms
 from fedkeel.nn.mixed_batch_norm import mixed
-from fedkeel.nn.surgery import place_of, replace_batch_norms
+from fedkeel.nn.surgery import replace_batch_norms
 
-RECORDS = ("mixture", "batch")
 SHARES = {"learned": None, "fixed": 0.5, "global": 1.0, "batch": 0.0}  # of the global statistics, in the ablations
 
 
@@ -38,7 +36,6 @@ class HybridBatchNorm(nn.Module):
         eps: added to the variance.
         affine: whether there are `weight` and `bias`.
         mix: HBN's ablations (Table 6): "fixed" is 1:1, "global" and "batch" use one of the two.
-        device, dtype: of its tensors.
 
     >>> layer = HybridBatchNorm2d(1, eps=0)
     >>> layer(torch.tensor([6.0, 8.0]).view(2, 1, 1, 1)).flatten().tolist()  # m = 7 / 2, v = (1 + 1) / 2
@@ -51,28 +48,17 @@ class HybridBatchNorm(nn.Module):
     _mean: Tensor
     _var: Tensor
 
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        affine: bool = True,
-        mix: str = "learned",
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = True, mix: str = "learned") -> None:
         super().__init__()
         if mix not in SHARES:
             raise FedkeelError(f"HybridBatchNorm has no mix '{mix}': {nearest(str(mix), SHARES)}")
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.num_features = num_features
-        self.eps = eps
-        self.affine = affine
+        self.num_features, self.eps, self.affine = num_features, eps, affine
         self.mix, self.constant = mix, SHARES[mix]
-        self.weight = nn.Parameter(torch.ones(num_features, **place)) if affine else None
-        self.bias = nn.Parameter(torch.zeros(num_features, **place)) if affine else None
-        self.alpha = nn.Parameter(torch.zeros(num_features, **place), requires_grad=mix == "learned")
-        self.register_buffer("running_mean", torch.zeros(num_features, **place))
-        self.register_buffer("running_var", torch.ones(num_features, **place))
+        self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
+        self.alpha = nn.Parameter(torch.zeros(num_features), requires_grad=mix == "learned")
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features))
         self.tested_by_batch = False
         self.record: str | None = None
         self.recording_momentum: float | None = None
@@ -103,8 +89,6 @@ class HybridBatchNorm(nn.Module):
         "mixture": those that the layer normalised with, Eq. 9. "batch": those of the batches themselves. With
         `momentum`, a moving average that starts from the global statistics takes the place of the pooling (Table 6).
         """
-        if what not in RECORDS:
-            raise FedkeelError(f"HybridBatchNorm does not record '{what}': {nearest(str(what), RECORDS)}")
         if not hasattr(self, "_count"):
             # Not persistent: they are no part of the model. Allocated once: a captured graph keeps writing to them.
             self.register_buffer("_count", self.running_mean.new_zeros((), dtype=torch.int64), persistent=False)
@@ -117,8 +101,6 @@ class HybridBatchNorm(nn.Module):
 
     def recorded(self) -> tuple[Tensor, Tensor, Tensor]:
         """Record no more: mean, biased variance and number of samples since `start_recording`."""
-        if self.record is None:
-            raise MethodError("This HybridBatchNorm has recorded nothing: call start_recording() before the pass.")
         self.record = None
         return self._mean.clone(), self._var.clone(), self._count.clone()
 
@@ -134,17 +116,9 @@ class HybridBatchNorm(nn.Module):
         self._var.lerp_(var, part).add_(part * (1 - part) * delta.square())
         self._mean.add_(part * delta)
 
-    def extra_repr(self) -> str:
-        return f"{self.num_features}, eps={self.eps}, affine={self.affine}, mix={self.mix}"
-
 
 class HybridBatchNorm2d(HybridBatchNorm):
     """HBN for (N, C, H, W): see `HybridBatchNorm`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 4:
-            raise ValueError(f"expected 4D input (got {x.ndim}D input)")
-        return super().forward(x)
 
 
 def hybrid_norms(model: nn.Module) -> dict[str, HybridBatchNorm]:
@@ -170,10 +144,6 @@ def to_hybrid(model: nn.Module, mix: str = "learned") -> list[str]:
 
     def build(_: str, norm: BatchNorm) -> nn.Module:
         hybrid = HybridBatchNorm2d if isinstance(norm, nn.BatchNorm2d) else HybridBatchNorm
-        new = hybrid(norm.num_features, eps=norm.eps, affine=norm.affine, mix=mix, **place_of(norm))
-        if norm.running_mean is not None and norm.running_var is not None:
-            new.running_mean.copy_(norm.running_mean)
-            new.running_var.copy_(norm.running_var)
-        return new
+        return hybrid(norm.num_features, eps=norm.eps, affine=norm.affine, mix=mix)
 
     return replace_batch_norms(model, build, "HBN")

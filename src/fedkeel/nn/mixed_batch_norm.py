@@ -25,8 +25,6 @@ from fedkeel.nn.surgery import Norms
 
 SHARE = "share"
 """Name of the parameter that "mix-learned" adds to each batch norm: sigmoid(share) is lambda."""
-STEPS = "_steps"
-"""Name of FBN's buffer in each batch norm: the batches of this client so far."""
 
 Forward = Callable[[str, BatchNorm, Tensor], Tensor]
 
@@ -134,21 +132,13 @@ def replaced_forward(norms: Norms, forward: Forward) -> Iterator[None]:
             y = child(y)
         return y
 
-    before = [(norm, vars(norm).get("forward")) for norm in norms.values()]
     try:
         for name, norm in norms.items():
             norm.forward = partial(call, name, norm)  # type: ignore[method-assign]
         yield
     finally:
-        for norm, replaced in before:
-            delattr(norm, "forward") if replaced is None else setattr(norm, "forward", replaced)
-
-
-def given_moments(name: str, norm: BatchNorm, statistics: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """The given mean and variance of a layer; its own running ones where none are given."""
-    mean, var = running_moments(norm)
-    given_mean, given_var = moment_names(name)
-    return statistics.get(given_mean, mean), statistics.get(given_var, var)
+        for norm in norms.values():
+            vars(norm).pop("forward", None)
 
 
 def running_moments(norm: BatchNorm) -> tuple[Tensor, Tensor]:
@@ -156,6 +146,12 @@ def running_moments(norm: BatchNorm) -> tuple[Tensor, Tensor]:
     assert norm.running_mean is not None
     assert norm.running_var is not None
     return norm.running_mean, norm.running_var
+
+
+def given_moments(name: str, norm: BatchNorm, statistics: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The given mean and variance of a layer; its own running ones where none are given."""
+    (given_mean, given_var), (mean, var) = moment_names(name), running_moments(norm)
+    return statistics.get(given_mean, mean), statistics.get(given_var, var)
 
 
 def plain_forward(norm: BatchNorm, x: Tensor) -> Tensor:
@@ -175,6 +171,14 @@ def update_momentum(norm: BatchNorm) -> float:
         if norm.momentum is None:  # the plain mean over all batches: torch itself asks the device for the number
             return 1.0 / float(norm.num_batches_tracked)
     return 0.0 if norm.momentum is None else norm.momentum
+
+
+@torch.no_grad()
+def update_statistics(norm: BatchNorm, mean: Tensor, var: Tensor, count: int) -> None:
+    """GReg Eqs. 2-3: the moving average of a batch's mean and of its variance over `count` values, without bias."""
+    momentum, running = update_momentum(norm), running_moments(norm)
+    for old, new in zip(running, (mean, var * (count / max(count - 1, 1))), strict=True):
+        old.lerp_(new.to(old.dtype), momentum)
 
 
 def add_shares(norms: Norms) -> None:
@@ -206,32 +210,17 @@ def mixed_statistics(
         else:
             shares = torch.full_like(given[0], 1.0 if mode == "global" else share)
         y, mean, var = mixed(x, shares, given, norm.weight, norm.bias, norm.eps)
-        _update(norm, mean, var, x.numel() // x.shape[1])
+        update_statistics(norm, mean, var, x.numel() // x.shape[1])
         return y
 
     return replaced_forward(norms, forward)
 
 
-@torch.no_grad()
-def _update(norm: BatchNorm, mean: Tensor, var: Tensor, count: int) -> None:
-    """Eqs. 2-3 of GReg: the moving average of the batch's mean and unbiased variance over `count` values."""
-    momentum = update_momentum(norm)
-    running_mean, running_var = running_moments(norm)
-    running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-    running_var.lerp_((var * (count / max(count - 1, 1))).to(running_var.dtype), momentum)
-
-
-def count_steps(norms: Norms) -> None:
-    """A counter for each layer, for `averaged_statistics`."""
-    for norm in norms.values():
-        if norm.running_mean is not None:
-            # Not persistent: no part of the model, and 0 again for the next client. A captured graph keeps counting.
-            norm.register_buffer(STEPS, norm.running_mean.new_zeros(()), persistent=False)
-
-
-def averaged_statistics(norms: Norms, statistics: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-    """Inside, batch norms use the given statistics, and their running ones become the plain mean over batches (FBN),
-    which `count_steps` has them count."""
+def averaged_statistics(
+    norms: Norms, statistics: Mapping[str, Tensor], steps: Mapping[str, Tensor]
+) -> AbstractContextManager[None]:
+    """Inside, batch norms use the given statistics, and their running ones become the plain mean over batches (FBN), of
+    which each layer's are counted in `steps`."""
 
     def forward(name: str, norm: BatchNorm, x: Tensor) -> Tensor:
         if norm.running_mean is None:
@@ -239,9 +228,9 @@ def averaged_statistics(norms: Norms, statistics: Mapping[str, Tensor]) -> Abstr
         given = given_moments(name, norm, statistics)
         if norm.training:
             with torch.no_grad():
-                steps = norm.get_buffer(STEPS).add_(1)
+                steps[name].add_(1)
                 for running, measured in zip(running_moments(norm), moments(x), strict=True):
-                    running.lerp_(measured.to(running.dtype), 1 / steps)
+                    running.lerp_(measured.to(running.dtype), 1 / steps[name])
                 update_momentum(norm)
         return forward_under(norm, x, given)
 

@@ -1,12 +1,12 @@
 """Convolutions with scaled weight standardisation (Zhuang and Lyu, "FedWon", ICLR 2024, Eq. 3 and Listing 1).
 
 Where normalisation layers are gone, standardised weights keep activations in range, and do not depend on the batch.
-The papers have convolutions only. In a network without any, for vectors, the fully connected layers below its head are
+The paper has convolutions only. In a network without any, for vectors, the fully connected layers below its head are
 standardised by the same formula, row by row: an extension of ours.
 """
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -20,22 +20,21 @@ from fedkeel.nn.kernels.weights import can_standardise, standardise
 from fedkeel.nn.surgery import replace_modules
 
 EPS = 1e-4
-INITS = ("xavier", "keep")
-SAME = (  # arguments of a layer, or of a convolution, that its standardised kind takes over
+SAME = (  # arguments of a layer that its standardised kind takes over
     *("in_features", "out_features", "in_channels", "out_channels"),
     *("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"),
 )
 
 
 class _ScaledWS(nn.Module):
-    """What all kinds share; used before torch's own class."""
+    """What both kinds share; used before torch's own class."""
 
     weight: Tensor
     bias: Any  # a tensor or None
     gain: nn.Parameter
     plain: type[nn.Module]
-    # One that computes in another way than F.conv2d and its like: that pads with something else than zeros, or is of a
-    # class of its own, such as timm's. It has no numbers and no bias. In a tuple, out of nn.Module's sight.
+    # One that computes in another way than F.conv2d: that pads with something else than zeros, or is of a class of its
+    # own, such as timm's. It has no numbers and no bias. In a tuple, out of nn.Module's sight.
     own: tuple[Any, ...] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -45,13 +44,33 @@ class _ScaledWS(nn.Module):
         if getattr(self, "padding_mode", "zeros") != "zeros":
             self.like(self.plain(**_arguments(self) | {"device": "meta"}))
 
-    def standardised_weight(self) -> Tensor:
+    def standardised_weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """gain (W - mean) rsqrt(max(var N, 1e-4)) with unbiased variance over the fan-in N of an output channel.
 
         With a fan-in of one (a 1x1 convolution of single channels) there is no variance, and a weight minus its mean is
-        zero: such a weight is used as it is, times the gain.
+        zero: such a weight is used as it is, times the gain. `dtype` is what a single kernel may give at once, which
+        saves the conversion.
         """
-        return standardised(self.weight, self.gain, torch.float32)
+        if can_standardise(self.weight, self.gain):
+            return standardise(self.weight, self.gain, EPS, dtype)
+        fan_in = self.weight[0].numel()
+        if fan_in == 1:
+            return self.weight * self.gain
+        axes = list(range(1, self.weight.ndim))
+        var, mean = torch.var_mean(self.weight, dim=axes, correction=1, keepdim=True)
+        scale = torch.rsqrt((var * fan_in).clamp_min(EPS)) * self.gain
+        return (self.weight - mean) * scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+        weight = self.standardised_weight(torch.bfloat16 if half else torch.float32)
+        if self.own:
+            out: Tensor = functional_call(self.own[0], {"weight": weight}, (x,))
+            return out if self.bias is None else out + self.bias.view(-1, 1, 1)
+        return self.apply_to(x, weight)
+
+    def apply_to(self, x: Tensor, weight: Tensor) -> Tensor:
+        raise NotImplementedError
 
     def fold(self) -> nn.Module:
         """A plain layer (or one of the class that this one replaced) with the same outputs, for inference."""
@@ -67,47 +86,7 @@ class _ScaledWS(nn.Module):
         self.own = (own,)
 
 
-class _ScaledWSConv(_ScaledWS):
-    """The 1d, 2d and 3d convolutions."""
-
-    convolve: Callable[..., Tensor]
-    stride: Any
-    padding: Any
-    dilation: Any
-    groups: int
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = standardised(self.weight, self.gain, _wanted_type())
-        if self.own:
-            out: Tensor = functional_call(self.own[0], {"weight": weight}, (x,))
-            return out if self.bias is None else out + self.bias.view(-1, *[1] * (self.weight.ndim - 2))
-        return self.convolve(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
-
-
-def standardised(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
-    """In `dtype` if a single kernel does it, which saves the conversion; otherwise in the type of the weight."""
-    if can_standardise(weight, gain):
-        return standardise(weight, gain, EPS, dtype)
-    fan_in = weight[0].numel()
-    if fan_in == 1:
-        return weight * gain
-    var, mean = torch.var_mean(weight, dim=list(range(1, weight.ndim)), correction=1, keepdim=True)
-    scale = torch.rsqrt((var * fan_in).clamp_min(EPS)) * gain
-    return (weight - mean) * scale
-
-
-def _wanted_type() -> torch.dtype:
-    half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
-    return torch.bfloat16 if half else torch.float32
-
-
-class ScaledWSConv1d(_ScaledWSConv, nn.Conv1d):
-    """`nn.Conv1d` with scaled weight standardisation: see `ScaledWSConv2d`."""
-
-    plain, convolve = nn.Conv1d, staticmethod(F.conv1d)
-
-
-class ScaledWSConv2d(_ScaledWSConv, nn.Conv2d):
+class ScaledWSConv2d(_ScaledWS, nn.Conv2d):
     """`nn.Conv2d` with scaled weight standardisation: FedWon Eq. 3 and Listing 1.
 
         W_hat = gain (W - mean) / sqrt(max(var N, 1e-4))
@@ -120,13 +99,10 @@ class ScaledWSConv2d(_ScaledWSConv, nn.Conv2d):
     (torch.Size([1, 8, 7, 7]), True)
     """
 
-    plain, convolve = nn.Conv2d, staticmethod(F.conv2d)
+    plain = nn.Conv2d
 
-
-class ScaledWSConv3d(_ScaledWSConv, nn.Conv3d):
-    """`nn.Conv3d` with scaled weight standardisation: see `ScaledWSConv2d`."""
-
-    plain, convolve = nn.Conv3d, staticmethod(F.conv3d)
+    def apply_to(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
 class ScaledWSLinear(_ScaledWS, nn.Linear):
@@ -134,14 +110,8 @@ class ScaledWSLinear(_ScaledWS, nn.Linear):
 
     plain = nn.Linear
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, standardised(self.weight, self.gain, _wanted_type()), self.bias)
-
-
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-KINDS: dict[type[nn.Module], Any] = {
-    kind.plain: kind for kind in (ScaledWSConv1d, ScaledWSConv2d, ScaledWSConv3d, ScaledWSLinear)
-}
+    def apply_to(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, weight, self.bias)
 
 
 def to_scaled_ws(model: nn.Module, skip: Collection[str] = (), init: str = "xavier", gain: float = 1.0) -> list[str]:
@@ -149,52 +119,39 @@ def to_scaled_ws(model: nn.Module, skip: Collection[str] = (), init: str = "xavi
 
     `skip` names convolutions that stay plain (FedWon's AlexNet: "encoder.conv3"). `init`: "xavier" draws new weights as
     Listing 1 does; "keep" keeps those of the model, e.g. pretrained ones. A subclass with a forward of its own (timm's
-    convolutions with "same" padding) goes on computing its own way, with standardised weights. Transposed convolutions
-    stay plain: their weights are laid out by input channel. `gain` is where the learnable gains start. Of a network
-    without convolutions, the fully connected layers are replaced, but for its head.
+    convolutions with "same" padding) goes on computing its own way, with standardised weights. `gain` is where the
+    learnable gains start. Of a network without convolutions, the fully connected layers are replaced, but for its head.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
     >>> to_scaled_ws(model), type(model[0]).__name__
     (['0'], 'ScaledWSConv2d')
     """
-    if init not in INITS:
-        raise FedkeelError(f"to_scaled_ws has no init '{init}': {nearest(str(init), INITS)}")
-    layers = _standardisable(model)
+    wanted: Any = nn.Conv2d
+    head: set[nn.Module] = set()
+    if isinstance(model, Classifier) and not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        wanted, head = nn.Linear, {*model.head.modules()}
+    known = head | {module for module in model.modules() if isinstance(module, _ScaledWS)}
+    layers = [name for name, m in model.named_modules() if isinstance(m, wanted) and m not in known]
     for name in skip:
         if name not in layers:
             raise FedkeelError(f"skip names '{name}', which is no convolution here: {nearest(name, layers)}")
 
-    def build(_: str, old: nn.Module) -> nn.Module:
-        assert isinstance(old, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)
-        new: _ScaledWS = next(kind for plain, kind in KINDS.items() if isinstance(old, plain))(**_arguments(old))
-        if type(old) not in KINDS:
+    @torch.no_grad()
+    def build(_: str, old: Any) -> nn.Module:
+        new: Any = (ScaledWSConv2d if wanted is nn.Conv2d else ScaledWSLinear)(**_arguments(old))
+        if type(old) is not new.plain:
             new.like(old)
-        with torch.no_grad():
-            new.gain.fill_(gain)
-            if init == "keep":
-                new.weight.copy_(old.weight)
-            if old.bias is not None:
-                new.bias.copy_(old.bias)
-        return new
+        new.gain.fill_(gain)
+        if init == "keep":
+            new.weight.copy_(old.weight)
+        if old.bias is not None:
+            new.bias.copy_(old.bias)
+        return new  # type: ignore[no-any-return]
 
     names = replace_modules(model, lambda name, _: name in layers and name not in skip, build)
-    if not names and not any(isinstance(module, _ScaledWS) for module in model.modules()):
+    if not names and known == head:
         raise MethodError(f"{type(model).__name__} has no convolution to standardise: choose another model.")
     return names
-
-
-def _standardisable(model: nn.Module) -> list[str]:
-    """The names of the convolutions that are plain yet; without any, of the fully connected layers below the head."""
-    convolutional = any(isinstance(module, CONVOLUTIONS) for module in model.modules())
-    kinds: Any = CONVOLUTIONS
-    head: set[nn.Module] = set()
-    if isinstance(model, Classifier) and not convolutional:
-        kinds, head = nn.Linear, set(model.head.modules())
-    return [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, kinds) and not isinstance(module, _ScaledWS) and module not in head
-    ]
 
 
 def fold(model: nn.Module) -> nn.Module:
@@ -208,12 +165,7 @@ def fold(model: nn.Module) -> nn.Module:
     if isinstance(model, _ScaledWS):
         return model.fold()
     folded = copy.deepcopy(model)
-
-    def build(_: str, old: nn.Module) -> nn.Module:
-        assert isinstance(old, _ScaledWS)
-        return old.fold()
-
-    replace_modules(folded, lambda _, module: isinstance(module, _ScaledWS), build)
+    replace_modules(folded, lambda _, module: isinstance(module, _ScaledWS), lambda _, layer: layer.fold())  # type: ignore[operator]
     return folded
 
 

@@ -89,15 +89,13 @@ def group_count(channels: int, groups: int) -> int:
 def to_group_norm(model: nn.Module, groups: int | Callable[[str, int], int] = 32) -> list[str]:
     """Replace every batch norm by a group norm with the same affine parameters; returns the names of the layers.
 
-    `groups` is HBN's 2, FedWon's 32 (see `group_count`), or a function of a layer's name and channels, for tables such
-    as FedWon's own for its AlexNet, where later layers have 64.
+    `groups` is 1 for the papers' layer norm, HBN's 2, FedWon's 32 (see `group_count`), or a function of a layer's name
+    and channels, for tables such as FedWon's own for its AlexNet, where later layers have 64.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
     >>> to_group_norm(model, groups=2), model[1].num_groups
     (['1'], 2)
     """
-    if isinstance(groups, int) and groups < 1:
-        raise FedkeelError(f"groups is {groups}: a group norm has at least 1.")
 
     def build(name: str, norm: BatchNorm) -> nn.Module:
         channels = norm.num_features
@@ -105,14 +103,9 @@ def to_group_norm(model: nn.Module, groups: int | Callable[[str, int], int] = 32
         if isinstance(norm, nn.BatchNorm1d) and count == channels > 1:
             # On vectors (N, C), a group of one channel is one number, and normalised it is zero whatever it was.
             count = group_count(channels, channels // 2)
-        return nn.GroupNorm(count, channels, eps=norm.eps, affine=norm.affine, **place_of(norm))
+        return nn.GroupNorm(count, channels, eps=norm.eps, affine=norm.affine)
 
     return replace_batch_norms(model, build, "group norm")
-
-
-def to_layer_norm(model: nn.Module) -> list[str]:
-    """Replace every batch norm by layer norm as the papers have it, `GroupNorm(1, C)`: see `to_group_norm`."""
-    return to_group_norm(model, groups=1)
 
 
 def remove_normalisation(model: nn.Module) -> list[str]:
@@ -143,28 +136,24 @@ def _with_tail(old: nn.Module, new: nn.Module) -> nn.Module:
 
 
 def replace_batch_norms(model: nn.Module, build: Callable[[str, BatchNorm], nn.Module], by: str) -> list[str]:
-    """Replace every batch norm by what `build` makes of it, with the same scale and shift; returns the names."""
+    """Replace every batch norm by what `build` makes of it, with the same scale, shift and running statistics, where it
+    has them; returns the names."""
 
+    @torch.no_grad()
     def build_alike(name: str, norm: nn.Module) -> nn.Module:
         assert isinstance(norm, BatchNorm)
         new = build(name, norm)
-        for source, target in ((norm.weight, new.weight), (norm.bias, new.bias)):
-            if isinstance(source, nn.Parameter) and isinstance(target, nn.Parameter):
-                with torch.no_grad():
-                    target.copy_(source)
-                target.requires_grad_(source.requires_grad)
+        for entry in ("weight", "bias", *moment_names("")):
+            source, target = getattr(norm, entry), getattr(new, entry, None)
+            if source is not None and target is not None:
+                new.to(source)  # its device and type
+                getattr(new, entry).copy_(source).requires_grad_(source.requires_grad)
         return _with_tail(norm, new)
 
     names = replace_modules(model, lambda _, module: isinstance(module, BatchNorm), build_alike)
     if not names:
         raise MethodError(f"{type(model).__name__} has no batch norm that {by} could replace: choose another model.")
     return names
-
-
-def place_of(norm: BatchNorm) -> dict[str, Any]:
-    """Device and type of a batch norm's tensors, as arguments of a new layer."""
-    tensor = norm.weight if norm.affine else norm.running_mean
-    return {} if tensor is None else {"device": tensor.device, "dtype": tensor.dtype}
 
 
 # -- for the length of a block -----------------------------------------------------------------------------------------

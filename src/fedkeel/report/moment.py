@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Any
 
 from fedkeel.config import from_one
-from fedkeel.engine.executors.sites.executor import STATUS, read_sites
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import FILE as COMPARISON
 from fedkeel.files import below
@@ -147,12 +146,12 @@ def time_left(runs: Sequence[Document]) -> float | None:
 
 def taking_part(member: Member) -> Document:
     """The clients of a run, what they gave and lost; over a network its sites, and what each does."""
-    sites = read_sites(member.run.directory) if (member.run.directory / STATUS).exists() else None
-    names = sorted(sites) if sites is not None else [*member.clients]
+    sites = live.read(member.run.directory).get("sites", {})
+    names = sorted(sites) or [*member.clients]
     found: dict[str, Document] = {}
     for name in names:
         one = member.clients.get(name, Contribution())
         gave = {"updates": one.updates, "dropped": one.dropped, "reason": one.reason, "loss": one.loss}
         last = one.seconds[-1] if one.seconds else None
-        found[name] = {**(sites[name] if sites else {}), **gave, "seconds": last}
-    return {"clients" if sites is None else "sites": found}
+        found[name] = {**sites.get(name, {}), **gave, "seconds": last}
+    return {"sites" if sites else "clients": found}

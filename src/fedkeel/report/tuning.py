@@ -14,8 +14,7 @@ from fedkeel.analysis.figures import Figure, bars, lines, points
 from fedkeel.config import from_one
 from fedkeel.core.readable import percent
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.comparison import CHOSEN, SEARCH
-from fedkeel.experiments.tune import read_document
+from fedkeel.experiments.comparison import CHOSEN, SEARCH, read_search
 from fedkeel.report.collect import Group
 from fedkeel.report.diagnostics import short
 from fedkeel.report.figures import Figures
@@ -38,7 +37,7 @@ def searches(group: Group) -> tuple[str, list[tuple[Given, dict[str, Figure]]]]:
     if folder is None:
         return "", []
     try:
-        document = read_document(folder)
+        document = read_search(folder)
         by = str(document["select_by"])
         return by, [(method, dict(_figures(method, by))) for method in document["methods"]]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:

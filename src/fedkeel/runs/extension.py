@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
 
 from fedkeel.config import Config
 from fedkeel.core.composition import Composition
 from fedkeel.core.method import Method
 from fedkeel.engine.schedules import learning_rate_at
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, StoreError
 from fedkeel.files import explained, read_sealed, seal, write_atomically
-from fedkeel.runs.bytecode import names_in
 
 if TYPE_CHECKING:
     from fedkeel.runs.run import Run
@@ -24,7 +23,10 @@ FILE = "extended.json"
 def extensions(directory: Path) -> dict[int, int]:
     """After how many rounds it was finished before, and how many it was to have then."""
     stored = read_sealed(directory / FILE)
-    return {int(done): int(planned) for done, planned in stored["extended"].items()} if stored else {}
+    try:
+        return {int(done): int(planned) for done, planned in stored["extended"].items()} if stored else {}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(f"'{directory / FILE}' has no numbers of rounds: put it back from a copy.") from error
 
 
 def _refuse_whole(before: Config, after: Config, done: int, method: Composition) -> None:
@@ -43,7 +45,12 @@ def _goes_by_rounds(method: Method) -> bool:
     """Whether its code has the word in it."""
     classes = type(method).__mro__[: type(method).__mro__.index(Method)]
     functions = [value for cls in classes for value in vars(cls).values() if isinstance(value, FunctionType)]
-    return any("rounds" in names_in(function.__code__) for function in functions)
+    return any("rounds" in _names_in(function.__code__) for function in functions)
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return {*code.co_names}.union(*map(_names_in, inner))
 
 
 def reopen(run: Run, store: Store, method: Composition, rounds: int) -> None:
@@ -55,7 +62,7 @@ def reopen(run: Run, store: Store, method: Composition, rounds: int) -> None:
         raise FedkeelError(f"'{store.directory}' has no checkpoint that is whole: there is nothing to go on from.")
     planned = {done: store.config.rounds} | store.extended
     with explained(store.directory):
+        (store.directory / "summary.json").unlink(missing_ok=True)  # with it the run would be finished, and these files
         write_atomically(store.directory / FILE, seal({"extended": {str(n): planned[n] for n in sorted(planned)}}))
         store.config = store.config.replace(rounds=rounds)
         write_atomically(store.directory / "config.toml", store.config.to_toml().encode())
-        (store.directory / "summary.json").unlink(missing_ok=True)  # with it the run would be finished

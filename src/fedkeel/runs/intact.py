@@ -13,29 +13,20 @@ from fedkeel.core import naming
 from fedkeel.core.state import Tensors
 from fedkeel.engine.executors.sites.roster import FILE as SITES
 from fedkeel.engine.memory import Damaged
-from fedkeel.errors import FedkeelError, nearest
+from fedkeel.errors import FedkeelError, nearest, quoted
 from fedkeel.files import below, digest, read_sealed
-from fedkeel.runs.store import (
-    CHECKSUMS,
-    METRICS,
-    SUMMARY,
-    are_metrics,
-    checkpoints,
-    has_finished,
-    read_header,
-)
+from fedkeel.runs.store import CHECKSUMS, CONFIG, METRICS, SUMMARY, checkpoints, has_finished, read_header
 
 MOST_NAMED = 20  # clients to choose from, in a sentence
-RUN, COMPARISON = "config.toml", "comparison.json"
-HELD = {RUN: "a run", COMPARISON: "a comparison", "tuning.json": "a search", ".fedkeel-demo": "a demo"}
+HELD = {CONFIG: "a run", "comparison.json": "a comparison", "tuning.json": "a search", ".fedkeel-demo": "a demo"}
 
 
-def refuse_to_hide(directory: Path, own: str = RUN, runs: Collection[Path] = ()) -> None:
+def refuse_to_hide(directory: Path, own: str = CONFIG, runs: Collection[Path] = ()) -> None:
     """Of a folder that holds several things, one would be looked at: nothing is begun in another's. `own`: the file
     that a folder of the kind has that is begun; `runs`: those that it takes for its own."""
     found = next((what for sign, what in HELD.items() if sign != own and (directory / sign).exists()), "")
-    if not found and own in (RUN, COMPARISON) and not (directory / own).exists():
-        found = "other runs" if {path.parent for path in below(directory, RUN)} - {*runs} else ""
+    if not found and own in (CONFIG, "comparison.json") and not (directory / own).exists():
+        found = "other runs" if {path.parent for path in below(directory, CONFIG)} - {*runs} else ""
     if found:
         raise FedkeelError(f"'{directory}' holds {found}, and one would hide the other: choose another directory.")
 
@@ -49,8 +40,8 @@ def how_to_continue(directory: str | Path) -> str:
 
 
 class Files:
-    """What a run has written. A finished one has checksums of its files, an unfinished one of its metrics up to the
-    last checkpoint; a directory of an earlier version has none, and is read as it is."""
+    """What a run has written. A finished one has checksums of all its files, an unfinished one of its metrics up to the
+    last checkpoint."""
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
@@ -84,18 +75,16 @@ class Files:
         try:
             return safetensors.torch.load(self.intact(name))
         except SafetensorError as error:
-            path = self.directory / name
-            raise FedkeelError(f"'{path}' cannot be read ({error}): {self._remedy(name)}") from error
+            raise self.changed(name, f"tensors cannot be read ({error})") from error
 
     def personal_file(self, client: str | None, method: str) -> str:
         """That has the layers that a method keeps on this client."""
         folder = self.directory / "personal"
         kept = [naming.name_of(path.stem) for path in sorted(folder.glob("*.safetensors"))]
         if client is None:
-            others = f" and {len(kept) - MOST_NAMED} others" if len(kept) > MOST_NAMED else ""
             raise FedkeelError(
                 f"'{method}' keeps layers on its clients, so each has a model of its own: say whose with --client "
-                f"(client=... in Python), one of {', '.join(map(naming.visible, kept[:MOST_NAMED]))}{others}."
+                f"(client=... in Python), one of {quoted(kept, MOST_NAMED, '{:,} others')}."
             )
         file = folder / f"{naming.file_name(client)}.safetensors"
         if not file.is_file():
@@ -103,9 +92,9 @@ class Files:
         return f"{folder.name}/{file.name}"
 
     def _checksums(self) -> dict[str, str]:
-        """By file; of a run that is not finished, or that an earlier version made, there are none."""
+        """By file; of a run that is not finished there are none."""
         stored = read_sealed(self.directory / CHECKSUMS) if self.finished else None
-        return dict(stored["sha256"]) if stored else {}
+        return dict(stored["sha256"]) if stored and isinstance(stored.get("sha256"), dict) else {}
 
     def changed(self, name: str, problem: str) -> FedkeelError:
         path = self.directory / name
@@ -115,23 +104,20 @@ class Files:
         again = f"write it again with '{how_to_continue(self.directory)}'"
         if name == SUMMARY:
             return f"remove it and {again}."
-        if name == METRICS:
-            return "put it back from a copy, or start the run anew in another directory."
-        return f"put it back from a copy, or remove {SUMMARY} and {again}."
+        if name.endswith((".safetensors", "measures.json", ".csv")):
+            return f"put it back from a copy, or remove {SUMMARY} and {again}."
+        return "put it back from a copy, or start the run anew in another directory."
 
     def metrics(self) -> bytes:
         """What is in `metrics.jsonl`, which up to the last checkpoint must be what was there then."""
-        path = self.directory / METRICS
-        if self.finished and METRICS in self._checksums():
+        if METRICS in self._checksums():
             return self.intact(METRICS)
         header: dict[str, Any] = {}  # before the metrics, which may grow meanwhile
         for folder in checkpoints(self.directory):
             with suppress(Damaged):
                 header = read_header(folder)
-        try:
-            data = path.read_bytes() if path.exists() else b""
-        except OSError as error:
-            raise FedkeelError(f"'{path}' cannot be read: {error.strerror}.") from error
-        if header and len(data) >= header["metrics_bytes"] and not are_metrics(data, header):
+        data = self.intact(METRICS) if (self.directory / METRICS).exists() else b""
+        end = header.get("metrics_bytes", 0)  # with fewer, the run is going back to an earlier checkpoint
+        if header and len(data) >= end and digest(data[:end]) != header["metrics_sha256"]:
             raise self.changed(METRICS, "checksum does not match")
         return data

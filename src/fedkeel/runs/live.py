@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.files import write_to_show
+from fedkeel.files import parsed, write_to_show
 from fedkeel.observer import Observer
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Live(Observer):
     Attributes:
         then: the observer that is told too; notes go there from here.
         state: this process, why it ended, the round (from 0; None before the first), how many of its clients are done,
-            the notes.
+            over a network what each site last did, the notes.
     """
 
     def __init__(self, directory: Path, then: Observer) -> None:
@@ -38,17 +38,17 @@ class Live(Observer):
         self._began, self._spent = time.monotonic(), 0.0
         before = read(directory)
         self.state: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "ended": None}
-        self.state |= {"round": None, "done": 0, "clients": 0, "notes": before.get("notes", [])}
+        self.state |= {"round": None, "done": 0, "clients": 0, "sites": {}, "notes": before.get("notes", [])}
         self._write()
 
     def started(self, config: Config, first_round: int) -> None:
-        self._set(round=first_round)
+        self.set(round=first_round)
 
     def client_done(self, round: int, done: int, total: int) -> None:
-        self._set(round=round, done=done, clients=total)
+        self.set(round=round, done=done, clients=total)
 
     def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
-        self._set(round=round + 1, done=0)
+        self.set(round=round + 1, done=0)
 
     def note(self, text: str) -> None:
         notes = [*self.state["notes"], {"at": time.time(), "text": text}][-MOST_NOTES:]
@@ -61,7 +61,7 @@ class Live(Observer):
         self.state["ended"] = reason
         self._write()
 
-    def _set(self, **what: Any) -> None:
+    def set(self, **what: Any) -> None:
         self.state |= what
         if self._spent <= SHARE * (time.monotonic() - self._began) + BURST:
             self._write()
@@ -75,10 +75,10 @@ class Live(Observer):
 def read(directory: Path) -> dict[str, Any]:
     """What the file says; nothing where there is none, as in a directory of an earlier version, or another's."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads((directory / FILE).read_bytes())
+        found = parsed((directory / FILE).read_bytes())
         notes = [{"at": float(note["at"]), "text": str(note["text"])} for note in found["notes"]]
         numbers = {name: int(found[name]) for name in ("pid", "done", "clients", "at")}
-        texts = {"host": str(found["host"]), "notes": notes}
+        texts = {"host": str(found["host"]), "notes": notes, "sites": dict(found.get("sites", {}))}
         round, ended = found["round"], found["ended"]
         return numbers | texts | {"round": round and int(round), "ended": None if ended is None else str(ended)}
     return {}

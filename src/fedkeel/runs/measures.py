@@ -7,7 +7,6 @@ where several clients share one, its numbers are the means over them, as those o
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +18,11 @@ import numpy as np
 from fedkeel.config import Config, first_of
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.naming import file_name
-from fedkeel.core.readable import DASH, csv_table
+from fedkeel.core.readable import DASH, csv_table, text_table
 from fedkeel.engine.measuring import ALWAYS, probabilities
 from fedkeel.engine.metrics import Metric, selection
 from fedkeel.errors import FedkeelError, nearest, quoted
+from fedkeel.files import parsed
 from fedkeel.formulas.measures import Array, Measure, mean_of, of_confusion
 from fedkeel.runs.intact import Files
 from fedkeel.runs.tables import need_pandas
@@ -55,7 +55,7 @@ class Measured(Files):
         data = self.intact(FILE)
         try:
             return Measures.read(data)
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError) as error:
             raise self.changed(FILE, f"tables cannot be read ({type(error).__name__})") from error
 
     @property
@@ -131,7 +131,7 @@ class Site(NamedTuple):
         return self.measures.get(name, Measure(np.nan, np.nan, np.nan))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Measures:
     """The numbers of a run beyond its accuracy, each with its 95 % interval."""
 
@@ -143,7 +143,10 @@ class Measures:
     @staticmethod
     def read(text: bytes) -> Measures:
         """An error of any kind where the file is not one that a run wrote."""
-        given = json.loads(text)
+        return Measures.of_document(parsed(text))
+
+    @staticmethod
+    def of_document(given: Mapping[str, Any]) -> Measures:
         count, sites = len(given["classes"]), []
         for site in given["sites"]:
             confusion = np.zeros((count, count), dtype=np.int64)
@@ -153,6 +156,9 @@ class Measures:
             measures, times = of_confusion(confusion) | told, int(site.get("times", 1))
             sites.append(Site(site["client"], site["domain"], confusion, measures, times))
         unseen, lower = (frozenset(given[name]) for name in ("unseen", "lower_is_better"))
+        texts = [*given["classes"], *unseen, *lower, *(text for site in sites for text in (site.client, site.domain))]
+        if not sites or not all(isinstance(text, str) for text in texts) or any(site.times < 1 for site in sites):
+            raise ValueError("names are not text")
         return Measures(tuple(given["classes"]), unseen, lower, tuple(sites))
 
     @property
@@ -221,7 +227,14 @@ class Measures:
         for name in self.names:
             sites = {site: measure.to_list()[:3] for site, measure in self.of(name).items()}
             found[name] = {"average": self.average(name).to_list(), "sites": sites}
+        for name, measures in self.by_class().items():
+            found[name]["classes"] = {c: one.to_list() for c, one in zip(self.classes, measures, strict=True)}
         return found
+
+    def __repr__(self) -> str:
+        accuracy, average = self.of("accuracy"), self.average("accuracy")
+        rows = [(site, f"{self.samples(site):,}", interval(measure)) for site, measure in accuracy.items()]
+        return text_table(f"Accuracy in %: {interval(average)} on average", [("site", "samples", "accuracy"), *rows])
 
     def notes(self) -> list[str]:
         """What a person should know before believing the numbers."""

@@ -1,4 +1,4 @@
-"""What a run began with: the version, the code of its method and model, and the machine.
+"""What a run began with: the version, the user's own code, and the machine.
 
 It is compared when the run is resumed or used again. Data are compared by their `fedkeel.data.outline`.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import platform
-import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -30,8 +32,6 @@ from fedkeel.engine.setup import Setup, load_federation
 from fedkeel.errors import StoreError
 from fedkeel.files import digest, read_sealed, seal
 from fedkeel.models.wrapped import Wrapped
-from fedkeel.registry import REGISTRIES
-from fedkeel.runs.bytecode import PLAIN, code_digest, is_followed, python_version
 from fedkeel.spec import parse
 
 FILE = "origin.json"
@@ -43,8 +43,8 @@ class Origin:
     """The code and the machine of a run."""
 
     fedkeel: str
-    python: str
-    code: Mapping[str, str]  # a digest for each part of the method and for the model, by what messages call it
+    commit: str = ""  # of Fedkeel's repository, where it runs from one
+    code: Mapping[str, str] = field(default_factory=dict)  # the sha256 of each of the user's files
     given: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # in Python: see `identify`
     machine: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None  # of a local step, where that decides bits
@@ -58,8 +58,8 @@ class Origin:
         threads = 1 if executor.single_threaded else setup.config.threads or torch.get_num_threads()
         return Origin(
             fedkeel=fedkeel.__version__,
-            python=python_version(),
-            code={**own_code(setup.config), **method_code(worker.method), "the model": model_digest(worker.model)},
+            commit=commit(),
+            code=own_code(setup.config, (worker.method, worker.model)),
             given={name: identify(thing) for name, thing in (given or {}).items() if thing is not None},
             machine=machine(worker.device),
             threads=threads if worker.device.type == "cpu" and not executor.elsewhere else None,
@@ -69,26 +69,34 @@ class Origin:
     @staticmethod
     def load(directory: Path) -> Origin | None:
         stored = read_sealed(directory / FILE)
-        try:
-            return None if stored is None else Origin(**stored)
-        except TypeError as error:
-            raise StoreError(
-                f"'{directory / FILE}' is of another version of Fedkeel ({error}): read it with that one."
-            ) from error
+        if stored is None:
+            return None
+        kinds = {entry.name: stored.get(entry.name, entry.default) for entry in fields(Origin)}
+        found = Origin(**{name: {} if value is MISSING else value for name, value in kinds.items()})
+        texts = [found.fedkeel, found.commit, found.folder]
+        tables = [found.code, found.machine, found.given]
+        if all(isinstance(table, dict) for table in tables):
+            texts += [*found.code.values(), *found.machine.values()]
+            tables += found.given.values()
+        if not all(isinstance(t, str) for t in texts) or not all(isinstance(t, dict) for t in tables):
+            raise StoreError(f"'{directory / FILE}' is not what a run wrote: put it back from a copy, or remove it.")
+        return found
+
+    @property
+    def version(self) -> str:
+        return f"{self.fedkeel} ({self.commit})" if self.commit else self.fedkeel
 
     def changed_code(self, now: Mapping[str, str]) -> str:
-        """Whose code is another now, or nothing. Compiled by another Python, it cannot be compared."""
-        if self.python != python_version():
-            return ""
-        return next((what for what, digest in now.items() if self.code.get(what, digest) != digest), "")
+        """The file of the user's that is another now, or nothing."""
+        return next((file for file, digest in now.items() if self.code.get(file, digest) != digest), "")
 
     def notes(self, before: Origin, directory: Path) -> list[str]:
         """What a person should know who goes on with a run, a sentence each."""
         said = []
-        if before.fedkeel != self.fedkeel:
+        if before.version != self.version:
             said.append(
-                f"'{directory}' began with fedkeel {before.fedkeel}, and this is {self.fedkeel}: "
-                "its result may be that of neither."
+                f"'{directory}' began with fedkeel {before.version}, and this is {self.version}: its result may be of "
+                "neither."
             )
         if what := before.changed_code(self.code):
             said.append(f"The code of {what} is not what '{directory}' began with: the result is of different codes.")
@@ -126,16 +134,6 @@ def refuse_other_data(directory: Path, setup: Setup) -> None:
         )
 
 
-def refuse_other_code(directory: Path, before: Origin, now: Origin) -> None:
-    """As for data."""
-    if what := before.changed_code(now.code):
-        raise StoreError(
-            f"The code of {what} is not what '{directory}' began with: put it back as it was (or Fedkeel, if that was "
-            "updated), start a new run, or give --changed-code (changed_code=True in Python) to go on with rounds of "
-            "different code."
-        )
-
-
 def data_paths(config: Config) -> dict[str, Path]:
     """The options of the data set that are paths."""
     options = {} if config.data.startswith("(") else parse(config.data).options
@@ -157,46 +155,58 @@ def data_from_afar(directory: Path, config: Config) -> Federation | None:
 
 
 # -- code ------------------------------------------------------------------------------------------------------------
-def own_code(config: Config) -> dict[str, str]:
-    """Of what the configuration names that is not Fedkeel's: losses, metrics, transforms, ..."""
-    entries = [(REGISTRIES[group].kind, entry) for group, entry in imports.used(config)]
-    return {f"the {kind} '{entry.name}'": code_digest(entry.build) for kind, entry in entries if kind != "model"}
+def own_code(config: Config, objects: Iterable[Any] = ()) -> dict[str, str]:
+    """Of each file of the user's that these come from, by its name, the sha256. What was typed into a notebook has
+    none."""
+    kinds = [type(part) for thing in objects for part in _parts(thing)]
+    files = [*imports.files(config), *(file for kind in kinds if (file := _file_of(kind)) is not None)]
+    return {f"'{file.name}'": digest(file.read_bytes()) for file in dict.fromkeys(files)}
 
 
-def method_code(method: Composition) -> dict[str, str]:
-    return {f"the method '{part.name}'": code_digest(type(part)) for part in method.parts}
+def _parts(thing: Any) -> Iterable[Any]:
+    if isinstance(thing, nn.Module):
+        return thing.modules()
+    return thing.parts if isinstance(thing, Composition) else [thing]
 
 
-def model_digest(model: nn.Module) -> str:
-    """Of its layers with their options and of the code of those that are not torch's; not of its weights."""
-    shapes = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()]
-    kinds: dict[type, None] = {}
-    settings, replaced = [], []
-    for path, module in model.named_modules():
-        own = is_followed(type(module).__module__)
-        kinds |= {type(module): None} if own else {}
-        for name, value in vars(module).items():
-            function = getattr(value, "__func__", value)
-            if isinstance(function, FunctionType):
-                replaced.append(function)  # a forward that was put in place of the layer's own
-            elif own and isinstance(value, PLAIN) and name != "training" and not name.startswith("_"):
-                settings.append((path, name, value))  # what a forward reads of itself, and its repr need not say
-    return code_digest(re.sub(r" at 0x[0-9a-f]+", "", repr(model)), shapes, settings, *kinds, *replaced)
+def _file_of(kind: type) -> Path | None:
+    """The user's file that a class is from: neither this package's, nor Python's, nor an installed one's."""
+    file = Path(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
+    top = kind.__module__.partition(".")[0]
+    foreign = top in ("fedkeel", *sys.stdlib_module_names) or {"site-packages", "dist-packages"} & {*file.parts}
+    return file if file.is_file() and not foreign else None
+
+
+@cache
+def commit() -> str:
+    """Of the repository that this package is in, marked where files have changed since; nothing if it is in none."""
+    root = Path(fedkeel.__file__).parents[2]
+    if not (root / ".git").exists():
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    with suppress(OSError):
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return ""
 
 
 def identify(thing: Any) -> dict[str, str]:
     """A name for a table, and a digest that differs where the thing does."""
     kind = type(thing).__name__
     if isinstance(thing, nn.Module):
+        state = thing.state_dict()
+        weights = [tensor.detach().cpu().reshape(-1).view(torch.uint8) for tensor in state.values()]
+        shapes = "".join(f"{name}{tuple(tensor.shape)}" for name, tensor in state.items())
         name = type(thing.network).__name__ if isinstance(thing, Wrapped) else kind
-        weights = (tensor.detach().cpu().reshape(-1).view(torch.uint8) for tensor in thing.state_dict().values())
-        return {"name": name, "digest": model_digest(thing), "weights": digest(torch.cat([*weights]).numpy().tobytes())}
+        return {"name": name, "digest": _short(name + shapes), "weights": digest(torch.cat(weights).numpy().tobytes())}
     if isinstance(thing, Method):
-        parts = getattr(thing, "parts", [thing])
-        text = "+".join(with_options(part) for part in parts)
-        return {"name": text, "digest": code_digest(text, *(type(part) for part in parts))}
+        text = "+".join(with_options(part) for part in getattr(thing, "parts", [thing]))
+        return {"name": text, "digest": _short(text)}
     # A federation that is made anew for each seed is another each time, and still the same row of a table.
     return {"name": str(getattr(thing, "name", kind)), "digest": ""}
+
+
+def _short(text: str) -> str:
+    return digest(text.encode("utf-8", "surrogatepass"))[:32]
 
 
 def with_options(method: Method) -> str:
@@ -204,7 +214,7 @@ def with_options(method: Method) -> str:
     options = [
         f"{name}={value!r}"
         for name, value in vars(method).items()
-        if isinstance(value, PLAIN) and name != "name" and not name.startswith("_")
+        if isinstance(value, bool | int | float | str | None) and name != "name" and not name.startswith("_")
     ]
     return type(method).__name__ + (f"({', '.join(options)})" if options else "")
 

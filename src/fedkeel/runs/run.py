@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -26,13 +25,14 @@ from fedkeel.engine.checks import check_objects
 from fedkeel.engine.executors.sites.roster import Roster
 from fedkeel.engine.setup import build_model, load_federation
 from fedkeel.errors import FedkeelError
+from fedkeel.files import parsed
 from fedkeel.options import as_path
 from fedkeel.runs.intact import how_to_continue
-from fedkeel.runs.measures import Measured
+from fedkeel.runs.measures import Measured, Measures
 from fedkeel.runs.origin import Origin, read_outline
 from fedkeel.runs.site_model import SiteModel
-from fedkeel.runs.store import MODEL, SUMMARY, read_config
-from fedkeel.runs.summary import unsound
+from fedkeel.runs.store import CONFIG, MODEL, SUMMARY, read_config
+from fedkeel.runs.summary import is_record, unsound
 from fedkeel.runs.tables import as_frame, named, shown
 from fedkeel.runs.trained import Predictions, Trained
 from fedkeel.spec import Spec, parse
@@ -56,6 +56,8 @@ class Run(Measured):
 
     def __init__(self, directory: str | Path) -> None:
         super().__init__(as_path(directory))
+        if self.finished:
+            self.intact(CONFIG)
         self.config = read_config(directory)
         self._objects: dict[str, Any] = {}  # see `remember`
 
@@ -74,16 +76,16 @@ class Run(Measured):
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        path = self.directory / SUMMARY
-        if not path.exists():
+        if not self.finished:
             return None
         try:
-            found = json.loads(path.read_bytes(), parse_constant=_null)
-        except (OSError, ValueError) as error:
-            raise FedkeelError(f"'{path}' cannot be read: {error}.") from error
+            found = parsed(self.intact(SUMMARY))
+        except ValueError as error:
+            if isinstance(error, FedkeelError):
+                raise
+            raise self.changed(SUMMARY, f"text is no JSON ({error})") from error
         if not isinstance(found, dict):
-            raise FedkeelError(f"'{path}' holds no table of results: it was not written by a run.")
-        self.intact(SUMMARY)
+            raise self.changed(SUMMARY, "table of results is missing")
         return found
 
     def sound_summary(self, *, whole: bool = True) -> dict[str, Any] | None:
@@ -136,10 +138,10 @@ class Run(Measured):
         lines = self.metrics().splitlines()
         records, unreadable = [], 0
         for number, line in enumerate(lines, start=1):
-            record = None
+            record: Any = None
             with suppress(ValueError):
-                record = json.loads(line, parse_constant=_null)
-            if isinstance(record, dict) and "kind" in record:
+                record = parsed(line)
+            if is_record(record):
                 records.append(record)
             elif line.strip() and number < len(lines):
                 unreadable += 1
@@ -225,7 +227,25 @@ class Run(Measured):
                 f"How images become what the network of '{self.directory}' sees is not known here, since it was done "
                 "at its sites or by a transform given in Python: use Run.model(), and prepare its input yourself."
             )
-        return Trained.around(network, federation)
+        return Trained.around(network, federation, self._columns())
+
+    def evaluate(
+        self,
+        data: Any,
+        labels: Any = None,
+        *,
+        sites: Any = None,
+        client: str | None = None,
+        calibrated: str | Path | None = None,
+    ) -> Measures:
+        """How good the trained model is on new labelled images: see `fedkeel.runs.trained.Trained.evaluate`."""
+        return self.trained(client, calibrated=calibrated).evaluate(data, labels, sites=sites)
+
+    def _columns(self) -> dict[str, str]:
+        """What the columns of the table that it was trained on are called, where that was said."""
+        data = parse(self.config.data) if self.config.data != PYTHON_OBJECT else Spec("")
+        named = {name: data.options.get(name) for name in ("path", "label", "site")} if data.name == "table" else {}
+        return {name: str(column) for name, column in named.items() if column is not None}
 
     def remember(self, **objects: Any) -> Run:
         """Keep the objects that it was made with in this process: no file can."""
@@ -333,7 +353,3 @@ def without_weights(config: Config) -> Config:
 
 def _present(**objects: Any) -> dict[str, Any]:
     return {name: thing for name, thing in objects.items() if thing is not None}
-
-
-def _null(_constant: str) -> None:
-    """JSON has neither NaN nor infinity; a file that has them all the same was not written here."""

@@ -1,4 +1,4 @@
-"""A run directory: configuration, metrics, checkpoints, result. Nothing in it is pickled.
+"""A run directory, written: configuration, metrics, checkpoints, result. Nothing in it is pickled.
 
 config.toml      every option; running it again repeats the run
 federation.json  the data it was trained on in outline, and a fingerprint of them, see `fedkeel.data.outline`
@@ -14,17 +14,15 @@ extended.json    after how many rounds it was finished before, if it was extende
 summary.json     the result, once the run is finished
 measures.json    what its model does on every test set; with `--predictions`, of every image in predictions/
 model.safetensors  the global model that the result speaks of
-checksums.json   of the files that a finished run is read from
+checksums.json   of all files that a finished run is read from
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
@@ -32,6 +30,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import safetensors.torch
+from filelock import FileLock, Timeout
 
 from fedkeel import config as configuration
 from fedkeel.config import Config
@@ -40,9 +39,9 @@ from fedkeel.core.messages import BadMessage, pack, unpack
 from fedkeel.core.naming import file_name
 from fedkeel.core.state import Tensors
 from fedkeel.engine.checkpointing import Checkpoint
-from fedkeel.engine.executors.sites.executor import STATUS
+from fedkeel.engine.executors.sites.roster import FILE as SITES
 from fedkeel.engine.memory import ClientMemory, Damaged
-from fedkeel.errors import StoreError
+from fedkeel.errors import FedkeelError, StoreError
 from fedkeel.files import (
     Unsealed,
     digest,
@@ -56,15 +55,16 @@ from fedkeel.files import (
     write_durably,
 )
 from fedkeel.runs import live
+from fedkeel.runs.extension import FILE as EXTENDED
 from fedkeel.runs.extension import extensions
-from fedkeel.runs.timing import FILE as TIMING
-from fedkeel.runs.timing import read_timing, seconds_of
 from fedkeel.stopping import WRITING, reached
 
 KEPT_CHECKPOINTS = 2
-METRICS, MODEL = "metrics.jsonl", "model.safetensors"
-SUMMARY, CHECKSUMS = "summary.json", "checksums.json"
-TRACES = (METRICS, live.FILE, STATUS, ".lock")  # that may be there before anything is trained
+CONFIG, METRICS, MODEL = "config.toml", "metrics.jsonl", "model.safetensors"
+SUMMARY, CHECKSUMS, TIMING = "summary.json", "checksums.json", "timing.jsonl"
+TRACES = (METRICS, live.FILE, ".lock")  # that may be there before anything is trained
+PATIENCE = 3  # seconds for a killed run's workers, who end a moment later, to let go of the directory
+BEGUN = (CONFIG, "federation.json", "origin.json", SITES, EXTENDED, TIMING)  # there when a run ends, beside code/
 Named = Iterable[tuple[str, bytes]]  # files
 
 
@@ -82,18 +82,6 @@ def numbered(name: str) -> Iterator[Path]:
     return (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 10_000))
 
 
-_locks: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
-
-
-def _let_go() -> None:
-    for lock in _locks:
-        lock.close()
-
-
-# A worker that outlives a killed run for a moment must not keep the directory locked.
-os.register_at_fork(after_in_child=_let_go)
-
-
 class Store:
     """One run directory, held by one process at a time."""
 
@@ -103,7 +91,7 @@ class Store:
         self.memory = ClientMemory(self.directory / "memory", stateless=config.stateless)
         self._metrics: IO[bytes] | None = None
         self._written = hashlib.sha256()  # of what is in the metrics
-        self._lock: IO[bytes] | None = None
+        self._lock = FileLock(self.directory / ".lock", timeout=PATIENCE, thread_local=False)
         self._made: list[Path] = []  # folders, innermost first
         self._begun: list[Path] = []  # files
 
@@ -114,21 +102,17 @@ class Store:
         with explained(store.directory):
             store._made = make_folder(store.directory)
             store._take()
-            try:
-                if (store.directory / "config.toml").exists():
-                    raise StoreError(
-                        f"'{directory}' already holds a run: continue it with 'fedkeel resume {directory}', "
-                        "or choose another directory."
-                    )
-                # The configuration last: with it the directory is a run's.
-                own = imports.records(config)
-                for name, data in {**own, **(records or {}), "config.toml": config.to_toml().encode()}.items():
-                    store._made = [*make_folder((store.directory / name).parent), *store._made]
-                    store._begun.append(store.directory / name)
-                    write_atomically(store.directory / name, data)
-            except BaseException:
-                store.discard()
-                raise
+            if (store.directory / CONFIG).exists():
+                store.close()
+                raise StoreError(
+                    f"'{directory}' already holds a run: continue it with 'fedkeel resume {directory}', "
+                    "or choose another directory."
+                )
+            # The configuration last: with it the directory is a run's.
+            for name, data in {**imports.records(config), **(records or {}), CONFIG: config.to_toml().encode()}.items():
+                store._made = [*make_folder((store.directory / name).parent), *store._made]
+                store._begun.append(store.directory / name)
+                write_atomically(store.directory / name, data)
         return store
 
     @classmethod
@@ -139,15 +123,14 @@ class Store:
         return store
 
     def _take(self) -> None:
-        self._lock = open(self.directory / ".lock", "wb")  # noqa: SIM115 (held as long as the run)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
+            self._lock.acquire()
+        except Timeout:
             raise StoreError(f"Another process is running '{self.directory}': wait for it or stop it.") from None
-        _locks.add(self._lock)
 
-    extended = property(lambda self: extensions(self.directory))
+    @property
+    def extended(self) -> dict[int, int]:
+        return extensions(self.directory)
 
     @property
     def is_blank(self) -> bool:
@@ -157,18 +140,18 @@ class Store:
     def discard(self) -> None:
         """Something was refused before anything was trained: be as if it had never been created."""
         self.close()
-        for file in (*self._begun, *(self.directory / name for name in TRACES)) if self._begun else ():
+        for file in (*self._begun, *(self.directory / name for name in TRACES)):
             file.unlink(missing_ok=True)
         with suppress(OSError):  # something else is in there
             for folder in self._made:
                 folder.rmdir()
 
     def close(self) -> None:
-        for file in (self._metrics, self._lock):
-            if file is not None:
-                with suppress(OSError):  # a full disk: what could not be written was reported by `flush`
-                    file.close()
-        self._metrics = self._lock = None
+        if self._metrics is not None:
+            with suppress(OSError):  # a full disk: what could not be written was reported by `flush`
+                self._metrics.close()
+        self._metrics = None
+        self._lock.release()
 
     # -- metrics ---------------------------------------------------------------------------------------------
     def append(self, record: dict[str, Any]) -> None:
@@ -187,10 +170,6 @@ class Store:
         with explained(path), open(path, "a") as file:
             file.write(json.dumps(record) + "\n")
 
-    def seconds(self) -> float:
-        """What the rounds so far took, in all starts of the run together; rounds that were done again count again."""
-        return sum(map(seconds_of, read_timing(self.directory)))
-
     def truncate(self, size: int = 0) -> None:
         """Forget the records of rounds that were not completed."""
         path = self.directory / METRICS
@@ -198,6 +177,13 @@ class Store:
             with open(path, "ab") as file:
                 file.truncate(size)
             self._written = hashlib.sha256(path.read_bytes())
+
+    def flush(self) -> None:
+        if self._metrics is not None:
+            with explained(self.directory / METRICS):
+                self._metrics.flush()
+                reached(WRITING, self.directory / METRICS)
+                os.fsync(self._metrics.fileno())
 
     # -- checkpoints -----------------------------------------------------------------------------------------
     def checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -236,46 +222,39 @@ class Store:
 
     def latest(self, note: Callable[[str], None]) -> Checkpoint | None:
         """The newest checkpoint that is whole; damaged ones are passed over with a note. The memory files follow it."""
-        folders, damaged_metrics = checkpoints(self.directory), False
+        folders, metrics = checkpoints(self.directory), self.directory / METRICS
+        records, damaged = metrics.read_bytes() if metrics.exists() else b"", False
         for folder in reversed(folders):
             try:
                 header, checkpoint = read_checkpoint(folder)
                 self.memory.check(header["memory"], checkpoint.round)
+                self._refuse_another(folder, header)
+                damaged = len(records) >= header["metrics_bytes"]
+                if digest(records[: header["metrics_bytes"]]) != header["metrics_sha256"]:
+                    raise Damaged(f"'{metrics}' is not what it was then")
             except Damaged as damage:
                 note(f"The checkpoint '{folder}' is damaged ({damage}): going back to the one before it.")
-                continue
-            lengths = (self.config.rounds, *self.extended.values())
-            if header["fingerprint"] not in {fingerprint(self.config.replace(rounds=n)) for n in lengths}:
-                raise StoreError(
-                    f"The checkpoint '{folder}' is of another configuration than '{self.directory / 'config.toml'}': "
-                    "put back the configuration it was made with, or start anew in another directory."
-                )
-            metrics = self.directory / METRICS
-            if not metrics.exists() or metrics.stat().st_size < header["metrics_bytes"]:
-                note(f"'{metrics}' is shorter than the checkpoint '{folder}' says: going back to the one before it.")
-                continue
-            if damaged_metrics := not are_metrics(metrics.read_bytes(), header):
-                note(f"'{metrics}' is damaged before the checkpoint '{folder}': going back to the one before it.")
                 continue
             self.truncate(header["metrics_bytes"])
             self.memory.restore(checkpoint.round)
             return checkpoint
-        if damaged_metrics:  # all rounds again would be a high price for what may be one bit
+        if damaged:  # all rounds again would be a high price for what may be one bit
             raise StoreError(
-                f"'{self.directory / METRICS}' is damaged, its checksum is not the one in the checkpoints: put it back "
-                "from a copy, or start the run anew in another directory."
+                f"'{metrics}' is damaged, its checksum is not the one in the checkpoints: put it back from a copy, or "
+                "start the run anew in another directory."
             )
         if folders:
             note("No checkpoint is usable: starting again from the first round.")
         self.memory.restore()
         return None
 
-    def flush(self) -> None:
-        if self._metrics is not None:
-            with explained(self.directory / METRICS):
-                self._metrics.flush()
-                reached(WRITING, self.directory / "metrics.jsonl")
-                os.fsync(self._metrics.fileno())
+    def _refuse_another(self, folder: Path, header: Mapping[str, Any]) -> None:
+        lengths = (self.config.rounds, *self.extended.values())
+        if header["fingerprint"] not in {fingerprint(self.config.replace(rounds=n)) for n in lengths}:
+            raise StoreError(
+                f"The checkpoint '{folder}' is of another configuration than '{self.directory / CONFIG}': "
+                "put back the configuration it was made with, or start anew in another directory."
+            )
 
     # -- the end ---------------------------------------------------------------------------------------------
     def finish(
@@ -290,25 +269,25 @@ class Store:
                 make_folder((self.directory / file).parent)
                 write_atomically(self.directory / file, data)
                 sums[file] = digest(data)
+            for path in (*(self.directory / name for name in BEGUN), *imports.copies(self.directory)):
+                if path.exists():
+                    sums[path.relative_to(self.directory).as_posix()] = digest(path.read_bytes())
             result = json.dumps(plain(summary), indent=1).encode() + b"\n"
             sums[SUMMARY] = digest(result)
             write_atomically(self.directory / CHECKSUMS, seal({"sha256": sums}))
             write_atomically(self.directory / SUMMARY, result)  # last: with it the run is finished
 
 
-def are_metrics(found: bytes, header: Mapping[str, Any]) -> bool:
-    """Whether these are the metrics that a checkpoint was made after; one of an earlier version does not say."""
-    expected = header.get("metrics_sha256")
-    return expected is None or digest(found[: header["metrics_bytes"]]) == expected
-
-
 def read_config(directory: str | Path) -> Config:
-    path = Path(directory) / "config.toml"
+    path = Path(directory) / CONFIG
     if not path.exists():
         raise StoreError(
-            f"'{directory}' is not a run directory (it has no config.toml): give one that 'fedkeel run' made."
+            f"'{directory}' is not a run directory (it has no {CONFIG}): give one that 'fedkeel run' made."
         )
-    return configuration.from_dict(configuration.read(path))
+    try:
+        return configuration.from_dict(configuration.read(path))
+    except FedkeelError as error:
+        raise StoreError(f"'{path}' is not what a run wrote: {error}") from error
 
 
 def checkpoints(directory: Path) -> list[Path]:
@@ -316,13 +295,20 @@ def checkpoints(directory: Path) -> list[Path]:
     return sorted((directory / "checkpoints").glob("round-*"))
 
 
+HEADER = {"round": int, "fingerprint": str, "metrics_bytes": int, "metrics_sha256": str, "best": dict, "memory": dict}
+
+
 def read_header(folder: Path) -> dict[str, Any]:
     try:
-        return unseal((folder / "checkpoint.json").read_bytes())
+        header = unseal((folder / "checkpoint.json").read_bytes())
     except OSError as error:
         raise Damaged(str(error)) from error
     except Unsealed as error:
         raise Damaged(f"checkpoint.json: {error}") from error
+    for name, kind in HEADER.items():
+        if not isinstance(header.get(name), kind):
+            raise Damaged(f"checkpoint.json: its '{name}' is {str(header.get(name))[:40]!r}")
+    return header
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
@@ -331,10 +317,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
         server = (folder / "server.safetensors").read_bytes()
         if digest(server) != header["sha256"]:
             raise Damaged("the checksum of server.safetensors does not match")
-        _, groups = unpack(server)
-        if "memory" not in header:
-            raise Damaged("it does not say what clients remember")
-        return header, Checkpoint(int(header["round"]), groups, header["best"])
+        return header, Checkpoint(int(header["round"]), unpack(server)[1], header["best"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, BadMessage) as error:
         raise Damaged(str(error)) from error
 

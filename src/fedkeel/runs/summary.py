@@ -41,26 +41,78 @@ def _is_share(value: Any) -> bool:
     return _is_number(value) and 0 <= value <= 1 + 1e-9
 
 
-RESULTS: dict[str, Callable[[Any], bool]] = {
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_known(value: Any) -> bool:
+    return value is None or _is_number(value)
+
+
+def _are_known(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_known, value.values()))
+
+
+Kinds = dict[str, Callable[[Any], bool]]
+RESULTS: Kinds = {
     "accuracy": _is_share,
     "domains": lambda value: isinstance(value, dict) and all(map(_is_share, value.values())),
-    "result": lambda value: isinstance(value, str) and value in RULES,
+    "result": lambda value: _is_text(value) and value in RULES,
 }
-SUMMARY: dict[str, Callable[[Any], bool]] = {
+SUMMARY: Kinds = {
     **RESULTS,
     "samples_accuracy": _is_share,
     "unseen": lambda value: value is None or _is_share(value),
     "unseen_domains": _are_names,
     **dict.fromkeys(("bytes_up", "bytes_down", "seconds"), _is_number),
-    "executor": lambda value: isinstance(value, str),
+    "executor": _is_text,
 }
-IF_THERE: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("rounds", "planned_rounds", "questions", "epsilon", "delta"), _is_number),
+IF_THERE: Kinds = {
+    **dict.fromkeys(("round", "rounds", "planned_rounds", "questions", "epsilon", "delta"), _is_number),
     **dict.fromkeys(("untested_domains", "diverged_domains"), _are_names),
+    **dict.fromkeys(("method", "statistics", "device"), _is_text),
+    "loss": _is_known,
+    "dropped_updates": _is_number,
     "extended": lambda value: isinstance(value, list) and all(map(_is_number, value)),
-    "randomness": lambda value: isinstance(value, str) and value in SOURCES,
+    "randomness": lambda value: _is_text(value) and value in SOURCES,
     "evaluated_on": lambda value: value == "validation",
 }
+RECORDS: dict[str, Kinds] = {  # what every line of `metrics.jsonl` of this kind has
+    "round": {
+        **dict.fromkeys(("round", "clients", "bytes_up", "bytes_down", "questions", "dropped"), _is_number),
+        "loss": _is_known,
+    },
+    "client": {"round": _is_number, "client": _is_text},
+    "dropped": {"round": _is_number, "client": _is_text},
+    "evaluation": {
+        **dict.fromkeys(("round", "samples"), _is_number),
+        **dict.fromkeys(("client", "domain", "split", "statistics"), _is_text),
+        **dict.fromkeys(("accuracy", "loss"), _is_known),
+    },
+    "scores": {
+        "round": _is_number,
+        **dict.fromkeys(("split", "statistics"), _is_text),
+        **dict.fromkeys(("average", "samples", "unseen", "loss"), _is_known),
+        "domains": _are_known,
+    },
+}
+
+
+MAY_LACK = {"clients", "dropped", "bytes_up", "bytes_down", "questions", "samples", "unseen", "loss"}
+
+
+def is_record(found: Any) -> bool:
+    """Whether this is a line of `metrics.jsonl` that a run wrote."""
+    if not isinstance(found, dict) or not _is_text(found.get("kind")):
+        return False
+    kinds, metrics = RECORDS.get(found["kind"], {}), found.get("metrics", {})
+    whole = all(sound(found[name]) if name in found else name in MAY_LACK for name, sound in kinds.items())
+    return whole and isinstance(metrics, dict) and all(map(_is_averaged, metrics.values()))
+
+
+def _is_averaged(metric: Any) -> bool:
+    parts = isinstance(metric, dict) and _are_known(metric.get("domains"))
+    return parts and _is_known(metric.get("average")) and _is_known(metric.get("unseen"))
 
 
 def unsound(summary: Mapping[str, Any], *, whole: bool = True) -> str:

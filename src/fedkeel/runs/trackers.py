@@ -1,14 +1,15 @@
-"""A run's curves in TensorBoard or MLflow, for those who already look there: `fedkeel run --track tensorboard`.
+"""A run's curves in TensorBoard, MLflow or Weights & Biases, for those who already look there: `--track tensorboard`.
 
-A tracker is an observer like the progress bar: it is told of each round as it ends. The run directory stays the
-record of the run; nothing is ever read back from a tracker, and one that fails in the middle does not end the run.
-Both packages are extras, imported when one is asked for. Of a comparison each run has a tracker of its own.
+A tracker is an observer like the progress bar: it is told of each round as it ends. Nothing is ever read back from one,
+and one that fails in the middle does not end the run. The packages are imported when one is asked for.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,125 +24,106 @@ if TYPE_CHECKING:
     from fedkeel.config import Config
     from fedkeel.core.evaluation import Scores
 
-Outcome = Literal["FINISHED", "KILLED", "FAILED"]  # MLflow's words for a run that is over
-MLFLOW_RUN = "mlflow.txt"  # in the run directory: which run of MLflow a resumed run goes on with
+Outcome = Literal["FINISHED", "KILLED", "FAILED"]
+Log = Callable[[int, dict[str, float]], None]  # of a round, counted from 1
+Close = Callable[[Outcome], Any]
 
 
 class Tracker(Observer):
-    """What trackers share: the values of a round by name, and what happens when one does not take them.
+    """Tells a tracker of a run. Once its package has raised anything, it is told no more."""
 
-    A tracker writes in `open`, `log` and `close`. Whatever its package raises there, it is open no more.
-    """
+    def __init__(self, name: str, directory: str | Path, title: str, note: Callable[[str], None]) -> None:
+        self.name, self.directory, self.title, self._note = name, Path(directory), title or Path(directory).name, note
+        self.kept = self.directory / f"{name}.txt"  # which run of the tracker's a resumed run goes on with
+        self._acts: tuple[Log, Close] | None = None
 
-    kind = ""
-    _open = False
-
-    def __init__(self, directory: str | Path, name: str = "", observer: Observer | None = None) -> None:
-        """Of the run in `directory`, under this name; a sentence for the user goes to the observer."""
-        self.directory = Path(directory)
-        self.name, self._note = name or self.directory.name, (observer or Observer()).note
+    def before(self, first_round: int) -> str | None:
+        return self.kept.read_text().strip() if first_round > 0 and self.kept.exists() else None
 
     def started(self, config: Config, first_round: int) -> None:
         try:
-            self.open(config, first_round)
+            self._acts = TRACKERS[self.name](self, config, first_round)
         except Exception as error:  # the package's own, of whatever kind
-            raise FedkeelError(f"{self.kind} does not take this run: {first_line(error)}.") from error
-        self._open = True
+            raise FedkeelError(f"The tracker {self.name} does not take this run: {first_line(error)}.") from error
 
     def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
-        self._try(self.log, from_one(round), values(scores, loss))
+        self._try(0, from_one(round), values(scores, loss))
 
     def closed(self, outcome: Outcome) -> None:
-        self._try(self.close, outcome)
+        self._try(1, outcome)
 
-    def _try(self, act: Callable[..., None], *given: Any) -> None:
+    def _try(self, act: int, *given: Any) -> None:
         try:
-            if self._open:
-                act(*given)
+            if self._acts is not None:
+                self._acts[act](*given)
         except Exception as error:
-            self._open = False
-            self._note(f"{self.kind} gets no more of this run, which goes on without it: {first_line(error)}.")
-
-    def open(self, config: Config, first_round: int) -> None: ...
-
-    def log(self, round: int, values: dict[str, float]) -> None:
-        """`round` counts from 1, as people who look at the curves do."""
-
-    def close(self, outcome: Outcome) -> None: ...
+            self._acts = None
+            self._note(f"The tracker {self.name} gets no more of this run, which goes on: {first_line(error)}.")
 
 
 def values(scores: Scores | None, loss: float) -> dict[str, float]:
     """What is known of a round, by name; a number that is not finite is not."""
     found: dict[str, float | None] = {"train/loss": loss}
     if scores is not None:
-        found |= {
-            "test/accuracy": scores.average,
-            "test/accuracy_samples": scores.samples,
-            "test/loss": scores.loss,
-            "test/accuracy_unseen": scores.unseen,
-            **{f"test/domain/{name}": value for name, value in scores.domains.items()},
-            **{f"test/{name}": found["average"] for name, found in scores.metrics.items()},
-        }
+        found |= {"test/accuracy": scores.average, "test/accuracy_samples": scores.samples, "test/loss": scores.loss}
+        found |= {"test/accuracy_unseen": scores.unseen}
+        found |= {f"test/domain/{name}": value for name, value in scores.domains.items()}
+        found |= {f"test/{name}": metric["average"] for name, metric in scores.metrics.items()}
     return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
 
-class TensorBoard(Tracker):
+def tensorboard(run: Tracker, config: Config, first_round: int) -> tuple[Log, Close]:
     """Event files in the run directory: `tensorboard --logdir runs` shows all runs side by side."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    kind = "TensorBoard"
-    _writer: Any
+    # What a stopped run wrote after its last checkpoint is done again.
+    writer: Any = SummaryWriter(str(run.directory / "tensorboard"), purge_step=from_one(first_round))
+    writer.add_text("config", "\n".join(f"    {line}" for line in config.to_toml().splitlines()))
 
-    def open(self, config: Config, first_round: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        # What a stopped run wrote after its last checkpoint is done again.
-        self._writer = SummaryWriter(str(self.directory / "tensorboard"), purge_step=from_one(first_round))
-        if first_round == 0:
-            self._writer.add_text("config", "\n".join(f"    {line}" for line in config.to_toml().splitlines()))
-
-    def log(self, round: int, values: dict[str, float]) -> None:
+    def log(round: int, values: dict[str, float]) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, round)
-        self._writer.flush()
+            writer.add_scalar(name, value, round)
+        writer.flush()
 
-    def close(self, outcome: Outcome) -> None:
-        self._writer.close()
+    return log, lambda _: writer.close()
 
 
-class MLflow(Tracker):
+def mlflow(run: Tracker, config: Config, first_round: int) -> tuple[Log, Close]:
     """A run of MLflow with the options as parameters, wherever MLFLOW_TRACKING_URI and its kin point to."""
+    import mlflow
 
-    kind = "MLflow"
-    _mlflow: Any
-
-    def open(self, config: Config, first_round: int) -> None:
-        import mlflow
-
-        self._mlflow = mlflow
-        kept = self.directory / MLFLOW_RUN
-        if first_round > 0 and kept.exists():
-            mlflow.start_run(run_id=kept.read_text().strip())
-            return
-        run = mlflow.start_run(run_name=self.name)
-        kept.write_text(run.info.run_id + "\n")
+    if before := run.before(first_round):
+        mlflow.start_run(run_id=before)
+    else:
+        run.kept.write_text(mlflow.start_run(run_name=run.title).info.run_id + "\n")
         # MLflow refuses empty values.
         mlflow.log_params({name: value for name, value in config.to_dict().items() if value != ""})
-        mlflow.set_tag("fedkeel.directory", str(self.directory.resolve()))
+        mlflow.set_tag("fedkeel.directory", str(run.directory.resolve()))
 
-    def log(self, round: int, values: dict[str, float]) -> None:
-        self._mlflow.log_metrics({mlflow_name(name): value for name, value in values.items()}, step=round)
+    def log(round: int, values: dict[str, float]) -> None:
+        mlflow.log_metrics({mlflow_name(name): value for name, value in values.items()}, step=round)
 
-    def close(self, outcome: Outcome) -> None:
-        self._mlflow.end_run(outcome)
+    return log, mlflow.end_run
 
 
 def mlflow_name(name: str) -> str:
     """MLflow takes letters, digits and a few signs; a domain may be called anything."""
-    kept = "".join(c if (c.isascii() and c.isalnum()) or c in "_-. /" else "_" for c in name)
-    return "/".join(part if part.strip(". ") else "_" for part in kept.split("/"))[:250]
+    return re.sub(r"(^|/)[. ]*(?=/|$)", r"\1_", re.sub(r"[^A-Za-z0-9_\-. /]", "_", name))[:250]
 
 
-TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+def wandb(run: Tracker, config: Config, first_round: int) -> tuple[Log, Close]:
+    """A run of Weights & Biases with the options as its config; WANDB_MODE=offline keeps it in the run directory."""
+    about = {"project": "fedkeel", "name": run.title, "config": config.to_dict(), "dir": str(run.directory)}
+    made = importlib.import_module("wandb").init(id=run.before(first_round), resume="allow", **about)
+    run.kept.write_text(f"{made.id}\n")
+
+    def log(round: int, values: dict[str, float]) -> None:
+        made.log(values, step=round)
+
+    return log, lambda outcome: made.finish(exit_code=int(outcome != "FINISHED"))
+
+
+TRACKERS = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
 
 
 def require(name: str | None) -> str | None:
@@ -163,7 +145,7 @@ def tracked(name: str | None, directory: str | Path, observer: Observer, title: 
     if name is None:
         yield observer
         return
-    tracker = TRACKERS[name](directory, title, observer)
+    tracker = Tracker(name, directory, title, observer.note)
     outcome: Outcome = "FAILED"
     try:
         yield Observers([observer, tracker])

@@ -2,6 +2,7 @@
 
     trained = fedkeel.load("runs/hospitals")
     trained.predict("new/").classes
+    trained.evaluate("labelled/").of("auc")
     trained.network(trained.preprocess(["a.png", "b.png"]))         # logits, (2, C)
 
 A run directory holds all of it: neither the data nor the weights that the run started from need to be there.
@@ -31,6 +32,8 @@ from fedkeel.errors import FedkeelError, quoted
 from fedkeel.files import explained
 from fedkeel.nn.scaled_ws_conv import fold
 from fedkeel.options import described
+from fedkeel.runs.evaluated import evaluate
+from fedkeel.runs.measures import Measures
 
 log = logging.getLogger("fedkeel")
 
@@ -126,13 +129,14 @@ class Trained:
     floats: bool = False  # samples are float arrays of that shape, a vector's is (D,), and are taken as they are
     columns: tuple[str, ...] = ()  # the names of a vector's numbers
     bits: int | None = None  # that grey images of 16 bits use
+    table: Mapping[str, str] = field(default_factory=dict)  # the names of its columns, where they were others
 
     @staticmethod
-    def around(network: nn.Module, federation: Federation) -> Trained:
+    def around(network: nn.Module, federation: Federation, table: Mapping[str, str] | None = None) -> Trained:
         """A network, folded, and what the data that it was trained on say of its input."""
         floats = federation.images.is_floating_point()
         data = (tuple(federation.classes), federation.image_shape, federation.test_transform, floats)
-        return Trained(deployed(network), *data, federation.columns, federation.bits)
+        return Trained(deployed(network), *data, federation.columns, federation.bits, table or {})
 
     def preprocess(self, images: Any) -> Tensor:
         """Images as the network takes them, (N, C, H, W); `images` as in `predict`."""
@@ -153,18 +157,38 @@ class Trained:
             tolerate: leave out what cannot be read, and say so in `unreadable`; else it is an error.
             batch: images at a time.
         """
+        unreadable: dict[str, str] = {}
+        names, logits = self.logits(images, unreadable if tolerate else None, batch)
+        return Predictions(names, logits.softmax(1), self.labels, unreadable, called(self.shape))
+
+    @torch.no_grad()
+    def logits(
+        self, images: Any, unreadable: dict[str, str] | None = None, batch: int = BATCH
+    ) -> tuple[list[str], Tensor]:
+        """The names and logits, (N, C), of images as in `predict`; what cannot be read as in `stored`."""
         names: list[str] = []
         found: list[Tensor] = []
-        unreadable: dict[str, str] = {}
         device = next(self.network.parameters()).device
-        for some, stored in self.stored(images, unreadable if tolerate else None, batch):
-            logits = self.network(as_tested(self.transform, stored).to(device))
-            found.append(logits.float().softmax(1).cpu())
+        for some, stored in self.stored(images, unreadable, batch):
+            found.append(self.network(as_tested(self.transform, stored).to(device)).float().cpu())
             names += some
         if not found:
             few = f" ({next(iter(unreadable.values()))})" if unreadable else ""
             raise FedkeelError(f"There is no image to look at{few}: give image files, or a folder that has some in it.")
-        return Predictions(names, torch.cat(found), self.labels, unreadable, called(self.shape))
+        return names, torch.cat(found)
+
+    def evaluate(self, data: Any, labels: Any = None, *, sites: Any = None) -> Measures:
+        """How good the model is on labelled images: every measure by site and class, with its 95 % interval.
+
+        Args:
+            data: a folder, DIR/CLASS/*.png or DIR/SITE/CLASS/*.png; a table (CSV) with the columns path, label and, if
+                there are any, site; an .npz file with x_<site> and y_<site>; the name of a data set with its options,
+                or a federation: of these the test images; pairs of image and label, as a torch data set has; or images
+                as in `predict`, with `labels`.
+            labels: of images that say nothing of their classes: names, or numbers in the order of the model's classes.
+            sites: of each of these, the site where it is from.
+        """
+        return evaluate(self, data, labels, sites)
 
     def stored(
         self, images: Any, unreadable: dict[str, str] | None = None, batch: int = BATCH

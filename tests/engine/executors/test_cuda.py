@@ -34,7 +34,7 @@ from tests.methods.together import VARIANTS
 HAS_GPU = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 EXTRA = ["fedprox+greg", "fedwon+hbn", "fedprox+hbn", "greg(mode=mix-learned)", "fedcoda(calibrate_from=0)"]
-EXTRA += ["scaffold(option=I)", "scaffold+hbn", "moon+greg", "moon+hbn", "fedsam+greg", "fedsam+hbn", "fedacg+hbn"]
+EXTRA += ["scaffold+hbn", "moon+greg", "moon+hbn", "fedsam+greg", "fedsam+hbn", "fedacg+hbn"]
 EXTRA += ["fedfm(from_round=1)", "fedrdn+hbn", "fedplvm(lambda_=1)+greg"]
 SAMPLES = (1, 3, 37, 120, 200)
 

@@ -11,7 +11,7 @@ import torch
 
 from fedkeel.core.evaluation import Evaluation, merged
 from fedkeel.core.messages import BadMessage
-from fedkeel.engine.executors.sites.executor import evaluations_of
+from fedkeel.engine.executors.sites.replies import evaluations_of
 from fedkeel.engine.metrics import METRICS, requested
 from fedkeel.errors import FedkeelError
 from tests import tiny

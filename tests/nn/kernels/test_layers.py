@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.errors import FedkeelError
-from fedkeel.nn import HybridBatchNorm, ScaledWSConv1d, ScaledWSConv2d, ScaledWSConv3d, kernels
+from fedkeel.nn import HybridBatchNorm, ScaledWSConv2d, kernels
 from fedkeel.nn.kernels import norms, weights
 from tests.nn.kernels.conftest import GPU
 
@@ -26,8 +26,6 @@ CONVOLUTIONS: dict[str, Callable[[], Any]] = {
     "depth-wise": lambda: ScaledWSConv2d(32, 32, 3, groups=32),
     "grouped": lambda: ScaledWSConv2d(32, 64, (1, 5), groups=4),
     "one row": lambda: ScaledWSConv2d(7, 1, 3),
-    "1d": lambda: ScaledWSConv1d(5, 6, 7),
-    "3d": lambda: ScaledWSConv3d(4, 6, 3),
 }
 SHAPES = {
     "2d": (16, 10),

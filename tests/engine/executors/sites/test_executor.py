@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,14 @@ import torch
 
 from fedkeel import methods, models
 from fedkeel.core.composition import Composition
+from fedkeel.deploy.serving import NetworkSetup
+from fedkeel.engine.setup import Setup
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.run import Run
 from fedkeel.trust import privacy
 from fedkeel.trust.rules import Rules
 from tests import tiny, vectors
-from tests.deploy.loop import Loop, over_network, sites_of
+from tests.deploy.loop import in_one_process, over_network
 from tests.methods.together import VARIANTS
 from tests.trust.test_privacy import needs_opacus
 
@@ -47,7 +48,7 @@ def near(value: object) -> object:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [*OVER_A_NETWORK, *VARIANTS])
 def test_a_method_over_a_network_gives_what_it_gives_in_one_process(tmp_path: Path, method: str) -> None:
-    wanted = tiny.run(tmp_path / "serial", method)
+    wanted = in_one_process(tmp_path / "serial", method)
     assert_same(over_network(tmp_path / "sites", method), wanted)
 
 
@@ -59,7 +60,7 @@ def test_on_one_machine_a_sentence_says_what_it_is_for(tmp_path: Path) -> None:
 
 def test_who_comes_late_starts_from_the_same_factors_as_in_one_process(tmp_path: Path) -> None:
     options: dict[str, Any] = {"rounds": 5, "participation": 0.4}
-    wanted = tiny.run(tmp_path / "serial", "hbn(variant=released)", **options)
+    wanted = in_one_process(tmp_path / "serial", "hbn(variant=released)", **options)
     first = {record["client"]: record["round"] for record in reversed(wanted.records("client"))}
     assert max(first.values()) > 0, "somebody comes late"
     assert_same(over_network(tmp_path / "sites", "hbn(variant=released)", **options), wanted)
@@ -70,7 +71,7 @@ def test_who_comes_late_starts_from_the_same_factors_as_in_one_process(tmp_path:
     ["norm-clip", "median", "trimmed-mean(share=0.34)", "krum(liars=0)", "norm-clip+krum(liars=0)"],
 )
 def test_robust_rules_protect_a_network_as_they_do_one_process(tmp_path: Path, robust: str) -> None:
-    wanted = tiny.run(tmp_path / "serial", robust=robust)
+    wanted = in_one_process(tmp_path / "serial", robust=robust)
     assert_same(over_network(tmp_path / "sites", robust=robust), wanted)
     plain = tiny.run(tmp_path / "plain")
     assert plain.records("evaluation")[-1]["loss"] != pytest.approx(wanted.records("evaluation")[-1]["loss"], rel=1e-5)
@@ -98,7 +99,8 @@ def test_noise_and_epsilon_over_a_network_are_those_of_one_process(
     usual = privacy.private_stream
     monkeypatch.setattr(privacy, "private_stream", lambda config, _, *purpose: usual(config, False, *purpose))
     monkeypatch.setattr(Rules, "secret", property(lambda _: False))  # nor does it say so
-    wanted = tiny.run(tmp_path / "serial", method, **options)
+    monkeypatch.setattr(NetworkSetup, "noise_from", Setup.noise_from)
+    wanted = in_one_process(tmp_path / "serial", method, **options)
     assert_same(over_network(tmp_path / "sites", method, **options), wanted)
     assert all(record["epsilon"] > 0 for record in wanted.records("round"))
     took_part = [record["clients"] for record in wanted.records("round")]
@@ -107,12 +109,10 @@ def test_noise_and_epsilon_over_a_network_are_those_of_one_process(
 
 @needs_opacus
 def test_local_noise_is_the_site_s_own(tmp_path: Path) -> None:
-    """The same run twice, of sites that are no simulation's, is two runs."""
+    """The same run twice is two runs."""
     runs = [tiny.run(tmp_path / "plain", "gn", dp="local", rounds=1)]
     for place in ("one", "other"):
-        sites = sites_of(tiny.federation(), tmp_path / place / "sites", tiny.model())
-        loop = Loop({node: replace(site, position=None) for node, site in sites.items()})
-        runs.append(over_network(tmp_path / place, "gn", loop=loop, dp="local", rounds=1))
+        runs.append(over_network(tmp_path / place, "gn", dp="local", rounds=1))
     assert len({(run.directory / "model.safetensors").read_bytes() for run in runs}) == 3
     assert [run.summary["randomness"] for run in runs if run.summary] == ["seed", "sites", "sites"]
 
@@ -121,5 +121,5 @@ def test_local_noise_is_the_site_s_own(tmp_path: Path) -> None:
 def test_vectors_travel_as_images_do(tmp_path: Path, method: str) -> None:
     torch.manual_seed(0)
     given: dict[str, Any] = {"network": models.build_for("mlp(hidden=8)", 3, (6,)), "on": vectors.federation()}
-    wanted = tiny.run(tmp_path / "serial", method, **given)
+    wanted = in_one_process(tmp_path / "serial", method, **given)
     assert_same(over_network(tmp_path / "sites", method, **given), wanted)

@@ -1,14 +1,18 @@
 """What carries requests to sites and their replies back, and how a reply is read."""
 
+import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from fedkeel.core.messages import BadMessage, reading
+from fedkeel.stopping import Stopped, stop_requested
 
 Table = dict[str, Any]
 Reply = tuple[Table, bytes]
 T = TypeVar("T")
-AWAY = "it is not connected"
+LARGEST_TABLE = 4 * 2**20
+POLL, TELL = 0.5, 10.0  # seconds between two looks at who is there, and between two words about who is not
 
 
 def largest_reply(sent: int) -> int:
@@ -31,6 +35,17 @@ class Channel(Protocol):
         ...
 
 
+def unpacked(text: object, message: object) -> Reply:
+    """A table and a message as they came; `BadMessage` for anything else."""
+    if not isinstance(text, str) or not isinstance(message, bytes) or len(text) > LARGEST_TABLE:
+        raise BadMessage(f"it is not a table of {LARGEST_TABLE:,} letters at most and a message")
+    with reading():
+        table = json.loads(text)
+    if not isinstance(table, dict):
+        raise BadMessage("its table is none")
+    return table, message
+
+
 def read_reply(reply: Reply | str, read: Callable[[Table, bytes], T], most: int) -> T:
     """What a reply says; `BadMessage` for whatever else came of it: what breaks is this reply, never the server."""
     if isinstance(reply, str):
@@ -47,3 +62,17 @@ def read_reply(reply: Reply | str, read: Callable[[Table, bytes], T], most: int)
 def plain(given: object) -> str:
     """A stranger's own words, as one line that does no harm in a log."""
     return "".join(c for c in str(given)[:500] if c.isprintable()) or "it does not say why"
+
+
+def wait(absent: Callable[[], str], say: Callable[[str], None], seconds: float) -> None:
+    """Until nobody is absent, or for so many seconds; whom it waits for is said at once and then every ten seconds."""
+    began = told = time.monotonic()
+    while sentence := absent():
+        now = time.monotonic()
+        if now - began > seconds:
+            return
+        if now >= told:
+            say(sentence)
+            told = now + TELL
+        if stop_requested.wait(POLL):
+            raise Stopped

@@ -15,69 +15,49 @@ from pathlib import Path
 from typing import Any
 
 import fedkeel
-from fedkeel.core.messages import BadMessage, is_whole, shown
+from fedkeel.core.messages import BadMessage, is_whole, reading, shown
 from fedkeel.data.federation import Federation
 from fedkeel.data.outline import ClientOutline, Outline
-from fedkeel.engine.executors.sites.channel import AWAY, Channel, Table, largest_reply, read_reply
+from fedkeel.engine.executors.sites.channel import Channel, Table, largest_reply, read_reply
 from fedkeel.errors import StoreError, TrainingError, quoted
 from fedkeel.files import write_atomically
 
 FILE = "sites.json"
 LONGEST_NAME, MOST_CLASSES, MOST_SAMPLES = 200, 2**15, 2**40
 LARGEST_IMAGE = 2**26  # numbers: 3 x 4,700 x 4,700
-LISTED = 10  # classes, where a sentence names them
 
 
 @dataclass(frozen=True)
-class Description:
-    """What a site says of itself before training.
+class Description(ClientOutline):
+    """What a site says of itself before training; `shape` is that of an image as the network sees it."""
 
-    `shape` is that of an image as the network sees it. `position` orders the clients of a simulation as a run on one
-    machine does; sites of a real federation have none and go by name.
-    """
-
-    name: str
-    domain: str
     classes: tuple[str, ...]
     shape: tuple[int, ...]
-    train: int
-    validation: int
-    test: int
     version: str
-    position: int | None = None
 
     @staticmethod
-    def read(given: object) -> Description:
+    def read(given: Any) -> Description:
         """From what a site sent. Models are built after it, so what nobody has raises `BadMessage` too."""
-        if not isinstance(given, dict):
-            raise BadMessage("it does not say who it is")
-        for key in ("name", "domain", "version"):
-            if not _is_name(given.get(key)):
-                raise BadMessage(f"its {key} is not a line of text")
-        for key in ("train", "validation", "test"):
-            if not _is_count(given.get(key)):
-                raise BadMessage(f"its number of {key} samples is {shown(given.get(key))}")
-        classes, shape, position = given.get("classes"), given.get("shape"), given.get("position")
-        if not isinstance(classes, list) or not 0 < len(classes) <= MOST_CLASSES:
-            raise BadMessage(f"its classes are {shown(classes)}, and not a list of 1 to {MOST_CLASSES:,} names")
-        if not all(_is_name(label) for label in classes) or len(set(classes)) < len(classes):
-            raise BadMessage("its classes are not all names, or are named twice")
-        if not isinstance(shape, list) or len(shape) not in (1, 3) or not all(is_whole(n) and n > 0 for n in shape):
+        with reading("it does not say who it is"):
+            known = {entry.name: given[entry.name] for entry in fields(Description)}
+            classes, shape = known["classes"], known["shape"]
+            if not isinstance(classes, list) or not isinstance(shape, list):
+                raise BadMessage("its classes or its image shape are no list")
+            names = [known["name"], known["domain"], known["version"], *classes]
+            counts = [known["train"], known["validation"], known["test"], *shape]
+        if strange := [name for name in names if not _is_name(name)]:
+            raise BadMessage(f"it names {shown(strange[0])}, which is not a line of at most {LONGEST_NAME} letters")
+        if strange := [count for count in counts if not is_whole(count) or not 0 <= count < MOST_SAMPLES]:
+            raise BadMessage(f"it has {shown(strange[0])} samples, or an image of that size")
+        if not 0 < len(set(classes)) == len(classes) <= MOST_CLASSES:
+            raise BadMessage(f"it has {len(classes):,} classes, and not 1 to {MOST_CLASSES:,} by different names")
+        if len(shape) not in (1, 3) or not 0 < math.prod(shape) <= LARGEST_IMAGE:
             raise BadMessage(f"its image shape is {shown(shape)}")
-        if math.prod(shape) > LARGEST_IMAGE:
-            raise BadMessage(f"its image shape is {shown(shape)}, more than {LARGEST_IMAGE:,} numbers")
-        if position is not None and not _is_count(position):
-            raise BadMessage(f"its position is {shown(position)}")
-        known: dict[str, Any] = {entry.name: given.get(entry.name) for entry in fields(Description)}
         return Description(**{**known, "classes": tuple(classes), "shape": tuple(shape)})
 
 
 def _is_name(value: object) -> bool:
     return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
-
-
-def _is_count(value: object) -> bool:
-    return is_whole(value) and 0 <= value < MOST_SAMPLES  # type: ignore[operator]
 
 
 def describe(channel: Channel, sites: Sequence[str], session: Table, timeout: float) -> dict[str, Description | str]:
@@ -90,13 +70,14 @@ def describe(channel: Channel, sites: Sequence[str], session: Table, timeout: fl
             found[name] = site if site.name == name else f"it calls itself '{site.name}', and its kit is '{name}'"
         except BadMessage as bad:
             found[name] = str(bad)
-    return {name: answer for name, answer in found.items() if answer != AWAY}
+    return found
 
 
 @dataclass
 class Roster:
-    """The sites of a run, in the order of their clients, and the classes they agreed on by name.
+    """The sites of a run, in the order of their names, and the classes they agreed on by name.
 
+    `stored` is the shape of an image before its transform, and `transform` its text, where the server knows them;
     `starts` counts how often the server was started for this run.
     """
 
@@ -105,7 +86,9 @@ class Roster:
     sites: list[Description]
     unseen: tuple[str, ...] = ()
     sitting_out: dict[str, str] = field(default_factory=dict)
-    starts: int = 0
+    stored: tuple[int, ...] | None = None
+    transform: str | None = None
+    starts: int = 1
 
     def __getitem__(self, name: str) -> Description:
         return next(site for site in self.sites if site.name == name)
@@ -116,17 +99,17 @@ class Roster:
             raise TrainingError(f"No site can take part ({reasons or 'none came'}): see to one and start again.")
 
     def outline(self) -> Federation:
-        """The federation as the server sees it; sites say what the network sees, and not how it is made of images."""
+        """The federation as the server sees it."""
         training = [site for site in self.sites if site.domain not in self.unseen]
         return Outline(
             name="federation",
             classes=self.classes,
-            shape=self.sites[0].shape,
+            shape=self.stored or self.sites[0].shape,
             seen=self.sites[0].shape,
-            train_transform=None,
-            test_transform=None,
-            clients=tuple(ClientOutline(s.name, s.domain, s.train, s.validation, s.test) for s in training),
-            unseen=tuple(ClientOutline(s.name, s.domain, 0, 0, s.test) for s in self.sites if s.domain in self.unseen),
+            train_transform=self.transform,
+            test_transform=self.transform,
+            clients=tuple(training),
+            unseen=tuple(site for site in self.sites if site.domain in self.unseen),
             number=len(training),
         ).federation()
 
@@ -141,10 +124,11 @@ class Roster:
             return None
         try:
             stored: dict[str, Any] = json.loads(path.read_bytes())
-            run, classes, unseen = str(stored["run"]), tuple(stored["classes"]), tuple(stored["unseen"])
-            sites = [Description.read(site) for site in stored["sites"]]
-            return Roster(run, classes, sites, unseen, dict(stored["sitting_out"]), int(stored.get("starts", 0)))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, BadMessage) as error:
+            stored["sites"] = [Description.read(site) for site in stored["sites"]]
+            for name in ("classes", "unseen", "stored"):
+                stored[name] = None if stored[name] is None else tuple(stored[name])
+            return Roster(**stored)
+        except (OSError, ValueError, TypeError, KeyError, BadMessage) as error:
             raise StoreError(
                 f"'{path}', which says who takes part, cannot be read ({type(error).__name__}): put it back from a "
                 "copy, or begin a new run in another directory."
@@ -166,11 +150,13 @@ def agree(
     """
     sitting_out = {site.name: reason for site in described if (reason := cannot_train(site, unseen))}
     fitting = [site for site in described if site.name not in sitting_out]
-    agreed = tuple(classes) if classes is not None else _usual_classes([site.classes for site in fitting])
+    # Names count, not positions: where the order differs from site to site, that of the federation is alphabetical.
+    given = [site.classes for site in fitting]
+    given = given if len(set(given)) == 1 else [tuple(sorted(names)) for names in given]
+    agreed = tuple(classes) if classes is not None else _usual(given)
     agreed_shape = shape or _usual([site.shape for site in fitting])
     sitting_out |= {site.name: reason for site in fitting if (reason := differs(site, agreed, agreed_shape))}
-    kept = [site for site in fitting if site.name not in sitting_out]
-    kept.sort(key=lambda site: (site.position if site.position is not None else -1, site.name))
+    kept = sorted((site for site in fitting if site.name not in sitting_out), key=lambda site: site.name)
     return Roster(run, agreed, kept, tuple(unseen), sitting_out)
 
 
@@ -178,29 +164,19 @@ def cannot_train(site: Description, unseen: Collection[str]) -> str:
     """What of this site, whatever the others have, keeps it from taking part, or nothing."""
     if site.version != fedkeel.__version__:
         return f"it runs fedkeel {site.version}, and the server {fedkeel.__version__}"
-    if site.train == 0 and site.domain not in unseen:
-        return "it has no training images"
-    return ""
+    return "it has no training images" if site.train == 0 and site.domain not in unseen else ""
 
 
 def differs(site: Description, classes: Sequence[str], shape: Sequence[int]) -> str:
     """What of this site does not fit, or nothing."""
     known = set(classes)
-    strange = [label for label in site.classes if label not in known]
-    if strange:
-        listed = quoted(strange, 3, "others")
+    if strange := [label for label in site.classes if label not in known]:
         noun = "class" if len(strange) == 1 else "classes"
-        others = f" and {len(classes) - LISTED:,} others" if len(classes) > LISTED else ""
-        return f"it has the {noun} {listed}, and the federation has {', '.join(classes[:LISTED])}{others}"
+        return f"it has the {noun} {quoted(strange, 3, 'others')} that the others have not"
     if tuple(site.shape) != tuple(shape):
         ours, theirs = ("x".join(map(str, given)) for given in (shape, site.shape))
         return f"its images have the shape {theirs}, and those of the federation {ours}"
     return ""
-
-
-def _usual_classes(given: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Names count, not positions: where the order differs from site to site, that of the federation is alphabetical."""
-    return given[0] if len(set(given)) == 1 else _usual([tuple(sorted(classes)) for classes in given])
 
 
 def _usual(values: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
