@@ -1,4 +1,4 @@
-"""CONTRIBUTING shows files that are there, and shows them as they are."""
+"""The method that CONTRIBUTING shows whole."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def code(title: str) -> list[str]:
 @pytest.fixture
 def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The method that is shown whole, in a file of its own."""
-    (block,) = code("Add a method in one file")
+    (block,) = code("Add a method")
     file = tmp_path / "cautious_heads.py"
     file.write_text(block)
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -48,8 +48,7 @@ from fedkeel import resume, simulate
 from fedkeel.config import Config, read_table
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.recipes import Recipe, RecipeColumn, RecipeRow, load
-from fedkeel.experiments.reproduce import directory_name
-from fedkeel.experiments.request import select
+from fedkeel.experiments.reproduce import directory_name, select
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import has_finished
 

@@ -1,10 +1,9 @@
-"""The file that CONTRIBUTING shows for a diagnostic of one's own, as it stands there."""
+"""The example of a diagnostic of one's own."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +15,7 @@ from fedkeel.registry import discover
 from tests import tiny
 from tests.analysis.by_hand import by_round, moved, recorded_run
 
-PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
-SECTION = PAGE.partition("## Add a diagnostic in one file")[2].partition("\n## ")[0]
-CODE = re.search(r"```python\n(.*?)```", SECTION, re.DOTALL)[1]  # type: ignore[index]
+CODE = (Path(__file__).parents[2] / "examples" / "add" / "client_drift.py").read_text()
 
 
 @pytest.fixture(autouse=True)

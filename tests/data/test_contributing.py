@@ -1,9 +1,8 @@
-"""The path 'Add a data set' of CONTRIBUTING.md: its very code is run, outside of the package."""
+"""The examples of a data set of one's own, outside of the package."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +17,8 @@ from fedkeel.data.reader import PUBLISHED
 from fedkeel.errors import FedkeelError
 from tests.data.made_up import tree
 
-TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf-8")
-SECTION = TEXT.partition("## Add a data set\n")[2].partition("\n## ")[0]
-FILES = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+FOLDER = Path(__file__).parents[2] / "examples" / "add"
+FILES = [(FOLDER / name).read_text("utf-8") for name in ("street_signs.py", "coin_tosses.py")]
 
 
 @pytest.fixture(autouse=True)

@@ -84,7 +84,7 @@ class TestObjects:
     @pytest.mark.parametrize(
         ("other", "since"),
         [
-            ({"model": tiny.model(width=5)}, "the code of the model has changed"),
+            ({"model": tiny.model(width=5)}, "its network began with other weights"),
             ({"model": tiny.model(seed=1)}, "its network began with other weights"),
             ({"federation": tiny.federation(seed=1)}, "its data have changed"),
         ],

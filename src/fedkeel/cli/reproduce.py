@@ -62,18 +62,15 @@ def run(arguments: Arguments) -> int:
         raise FedkeelError("'--markdown' and '--json' are two ways to print the same: keep one.")
     if not arguments.recipes:
         raise FedkeelError("'fedkeel reproduce' lacks NAME: 'fedkeel reproduce --list' shows what there is.")
+    from fedkeel.experiments.progress import ComparisonProgress
     from fedkeel.experiments.recipes import load, matching
+    from fedkeel.experiments.reproduce import PLACE, reproduce
 
     recipes = [load(name) for name in dict.fromkeys(name for word in arguments.recipes for name in matching(word))]
     options = {name: getattr(arguments, name) for name in ("only", "seeds", "jobs", "scale")}
-    options |= {"root": arguments.data_sets, **given_options(arguments)}
-
-    from fedkeel.experiments.progress import ComparisonProgress
-    from fedkeel.experiments.reproduce import reproduce_all
-    from fedkeel.experiments.request import PLACE
-
+    options |= {"root": arguments.data_sets, "directory": arguments.out or PLACE, **given_options(arguments)}
     with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
-        results = reproduce_all(recipes, directory=arguments.out or PLACE, observer=progress, **options)
+        results = [reproduce(recipe, observer=progress, **options) for recipe in recipes]
     if arguments.json:
         documents = [result.to_dict() for result in results]
         print(json.dumps(documents if len(documents) > 1 else documents[0], indent=1))

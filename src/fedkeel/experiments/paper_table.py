@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -96,46 +96,6 @@ class PaperCell:
 
 
 @dataclass(frozen=True)
-class Order:
-    """The methods of one column, highest first, in the paper and here, where they count as they would be printed."""
-
-    where: str
-    paper: list[str]
-    ours: list[str]
-    same: bool  # no two of them are the other way round here
-    correlation: float | None  # Spearman's, of the two rankings; None where one of them ranks nothing
-
-    @staticmethod
-    def of(where: str, cells: Mapping[str, PaperCell]) -> Order | None:
-        """Of the methods that have both numbers; with fewer than two of them there is no order."""
-        from scipy.stats import spearmanr  # takes a second, which a run that ends would wait for too
-
-        both = {
-            name: (cell.published, round(cell.mean, cell.decimals))
-            for name, cell in cells.items()
-            if cell.mean is not None and cell.published is not None
-        }
-        if len(both) < 2:
-            return None
-        paper, ours = zip(*both.values(), strict=True)
-        ranks_something = len(set(paper)) > 1 and len(set(ours)) > 1
-        return Order(
-            where=where,
-            paper=sorted(both, key=lambda name: -both[name][0]),
-            ours=sorted(both, key=lambda name: -both[name][1]),
-            same=all((a[0] - b[0]) * (a[1] - b[1]) >= 0 for a, b in combinations(both.values(), 2)),
-            correlation=float(spearmanr(paper, ours).statistic) if ranks_something else None,
-        )
-
-    def __str__(self) -> str:
-        correlation = "" if self.correlation is None else f" (rank correlation {self.correlation:.2f})"
-        return (
-            f"{self.where}: another order{correlation}; the paper has {' > '.join(self.paper)}, "
-            f"ours is {' > '.join(self.ours)}."
-        )
-
-
-@dataclass(frozen=True)
 class Reproduction:
     """A recipe's cells as far as they were asked for, and sentences about them."""
 
@@ -147,7 +107,6 @@ class Reproduction:
     directory: Path
     marks: Sequence[str] = ()  # what makes this something else than the paper's experiment
     skipped: Sequence[str] = ()  # why cells were not run
-    diverged: Sequence[str] = ()  # which runs have a test loss that is not finite
     failures: Mapping[str, str] = field(default_factory=dict)  # why a run is missing, by the run's name
 
     @property
@@ -168,10 +127,9 @@ class Reproduction:
 
     def tables(self) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         """For each group of columns its name, the headings and the lines."""
-        labels = [row.label for row in self.rows]
         for group in dict.fromkeys(column.group for column in self.columns):
             columns = [column for column in self.columns if column.group == group]
-            texts = {row: [self._text(row, column.name) for column in columns] for row in labels}
+            texts = {row.label: [self._text(row.label, column.name) for column in columns] for row in self.rows}
             lines = [[row, *cells] for row, cells in texts.items() if any(cells)]
             yield group, ["method", *(column.label for column in columns)], lines
 
@@ -181,44 +139,53 @@ class Reproduction:
             return str(cell or "")
         return cell.from_reference(self.cells.get((reference, column), PaperCell({})))
 
-    def orders(self) -> list[Order]:
-        """The order of the methods in each column, or of the columns in each row and group."""
-        by_rows = self.recipe.order == "rows"
-        groups = dict.fromkeys(column.group for column in self.columns)
+    def orders(self) -> dict[str, tuple[list[str], list[str], bool]]:
+        """The methods of each column, or the columns of each row and group, highest first, in the paper and here, and
+        whether no two of them are the other way round, as they would be printed."""
         ranked: dict[str, dict[str, PaperCell]] = {}
-        for column in self.columns if by_rows else ():
-            ranked[column.name] = {row.label: self._cell(row, column) for row in self.rows}
-        for group, row in () if by_rows else product(groups, self.rows):
-            columns = [column for column in self.columns if column.group == group]
-            ranked[f"{row.label} {group}".strip()] = {column.label: self._cell(row, column) for column in columns}
-        return [order for where, cells in ranked.items() if (order := Order.of(where, cells)) is not None]
-
-    def _cell(self, row: RecipeRow, column: RecipeColumn) -> PaperCell:
-        return self.cells.get((row.label, column.name), PaperCell({}))
+        for row, column in product(self.rows, self.columns):
+            by_rows = self.recipe.order == "rows"
+            where, name = (column.name, row.label) if by_rows else (f"{row.label} {column.group}".strip(), column.label)
+            ranked.setdefault(where, {})[name] = self.cells.get((row.label, column.name), PaperCell({}))
+        found = {}
+        for where, cells in ranked.items():
+            both = {
+                name: (cell.published, round(cell.mean, cell.decimals))
+                for name, cell in cells.items()
+                if cell.mean is not None and cell.published is not None
+            }
+            if len(both) > 1:
+                paper, ours = (sorted(both, key=lambda name: -both[name][place]) for place in (0, 1))
+                same = all((a[0] - b[0]) * (a[1] - b[1]) >= 0 for a, b in combinations(both.values(), 2))
+                found[where] = (paper, ours, same)
+        return found
 
     def sentences(self) -> list[str]:
         """What the comparison with the paper says."""
         orders = self.orders()
         if not orders:
-            none = "No two methods have both a published number and one of ours yet, so there is no order to compare."
-            return [none, *self.diverged]
-        same = [order for order in orders if order.same]
-        best = sum(order.paper[0] == order.ours[0] for order in orders)
+            return ["No two methods have both a published number and one of ours yet, so there is no order to compare."]
+        alike = [where for where, (_, _, same) in orders.items() if same]
+        best = sum(paper[0] == ours[0] for paper, ours, _ in orders.values())
         what, places = ("methods", "columns") if self.recipe.order == "rows" else ("columns", "rows")
-        where = f" ({', '.join(order.where for order in same)})" if same else ""
+        where = f" ({', '.join(alike)})" if alike else ""
         summary = (
-            f"The order of {what} is the paper's in {len(same)} of {len(orders)} {places}{where}; "
+            f"The order of {what} is the paper's in {len(alike)} of {len(orders)} {places}{where}; "
             f"the best one is the paper's in {best} of {len(orders)}."
         )
-        return [summary, *(str(order) for order in orders if not order.same), *self.diverged]
+        others = [
+            f"{where}: another order; the paper has {' > '.join(paper)}, ours is {' > '.join(ours)}."
+            for where, (paper, ours, same) in orders.items()
+            if not same
+        ]
+        return [summary, *others]
 
     def notes(self) -> list[str]:
         """What the paper says of this table or figure besides its numbers, and where the same is of ours."""
         notes = [f"The paper: {claim}" for claim in self.recipe.claims]
         notes += [f"A misprint: {misprint}" for misprint in self.recipe.misprints]
         for name in self.recipe.diagnostics:
-            where = f"diagnostics/{name}.json of each run, shown by 'fedkeel analyse {name} RUN'"
-            notes.append(f"Ours, {DIAGNOSTICS[name]}: {where}.")
+            notes.append(f"Ours, {DIAGNOSTICS[name]}: diagnostics/{name}.json of each run.")
         return notes
 
     def markdown(self) -> str:
@@ -231,14 +198,8 @@ class Reproduction:
 
     def to_dict(self) -> dict[str, Any]:
         recipe = self.recipe
-        return {
-            "recipe": recipe.name,
-            **{name: getattr(recipe, name) for name in ("paper", "table", "caption", "measure", "protocol")},
-            **{name: list(getattr(recipe, name)) for name in ("decisions", "misprints", "claims")},
-            **{name: list(getattr(self, name)) for name in ("marks", "seeds")},
-            "cells": [{"row": row, "column": name, **cell.to_dict()} for (row, name), cell in self.cells.items()],
-            "orders": [asdict(order) for order in self.orders()],
-            **{name: list(getattr(self, name)) for name in ("skipped", "diverged")},
-            "failures": dict(self.failures),
-            "directory": str(self.directory),
-        }
+        about = {name: getattr(recipe, name) for name in ("paper", "table", "caption", "measure", "protocol")}
+        cells = [{"row": row, "column": name, **cell.to_dict()} for (row, name), cell in self.cells.items()]
+        told = {name: list(getattr(self, name)) for name in ("marks", "seeds", "skipped")}
+        failures = {"failures": dict(self.failures), "directory": str(self.directory)}
+        return {"recipe": recipe.name, **about, "cells": cells, "sentences": self.sentences(), **told, **failures}

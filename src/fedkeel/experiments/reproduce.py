@@ -9,143 +9,138 @@ never run again, also where another column or another table asks for the same on
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedkeel import __version__, analysis, methods
+from fedkeel import analysis, methods
 from fedkeel.analysis.diagnostic import FOLDER
-from fedkeel.config import Config
+from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.core import imports
 from fedkeel.core.naming import slug
-from fedkeel.data import partition as partitions
 from fedkeel.data.load import refuse_missing
 from fedkeel.engine.idle import settled
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.experiments.jobs import Job, JobsObserver, beside_others, choose_jobs, run_all
 from fedkeel.experiments.paper_table import PaperCell, Reproduction, derived
 from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, RecipeColumn, RecipeRow, load
-from fedkeel.experiments.request import Request, choose_seeds, data_at, select
+from fedkeel.experiments.rows import read_seeds
 from fedkeel.files import explained
-from fedkeel.models import MODELS
+from fedkeel.options import described
 from fedkeel.runs.intact import refuse_to_hide
-from fedkeel.runs.origin import Origin, commit
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import fingerprint, has_finished
 from fedkeel.runs.summary import summarise_run
 from fedkeel.runs.timing import read_timing
 from fedkeel.spec import parse
 
-OWN_OPTIONS = [entry.name for entry in fields(Request) if entry.name != "changes"]
+PLACE = "runs/reproduce"
 
 
-def reproduce(name: str | Recipe, **options: Any) -> Reproduction:
+def reproduce(
+    name: str | Recipe,
+    *,
+    root: str | Path | None = None,
+    only: Sequence[str] = (),
+    seeds: int | str | Sequence[int] | None = None,
+    scale: float = 1.0,
+    directory: str | Path = PLACE,
+    **options: Any,
+) -> Reproduction:
     """Run what is not done yet of a recipe, and put ours beside the paper's.
 
     Args:
         name: of a recipe, "hbn/table1", or the path of a TOML file of one's own.
-        options: `root`, `only`, `seeds`, `scale`, `directory`, `jobs` and `observer`, see `request.Request`; any other
-            is one of all runs in place of the recipe's, as in `Config`.
+        root: the folder that has the data sets in it, in place of $FEDKEEL_DATA.
+        only: rows, groups or columns by their labels, with `*` for anything; without any, all.
+        seeds: how many of the recipe's, or which; by default all of them.
+        scale: share of the rounds to run, for a quick look.
+        directory: of the run directories.
+        options: `jobs` and `observer` as in `compare`; others are of all runs in place of the recipe's, as in `Config`.
 
     Raises `fedkeel.stopping.Stopped` when it was asked to stop; the same call then continues it.
     """
-    return reproduce_all([name], **options)[0]
-
-
-def reproduce_all(names: Sequence[str | Recipe], **options: Any) -> list[Reproduction]:
-    """Several recipes as one: all of their runs in one queue, one that several need run once. Options as above.
-
-    A label in `only` need not be one of every recipe; where a recipe has none of them, all of its cells run.
-    """
     imports.refuse_while_importing()
-    recipes = [name if isinstance(name, Recipe) else load(name) for name in names]
-    own = {name: options.pop(name) for name in OWN_OPTIONS if name in options}
-    request = Request(**own, changes=options)
-    tables = [TableRuns(recipe, request, *select(recipe, request.only, recipes)) for recipe in recipes]
-    directory = Path(request.directory)
-    refuse_to_hide(directory, own="")
-    with data_at(request.root):
-        for table in tables:
-            table.plan()
-        jobs = [job for table in tables for job in table.jobs]
-        if not all(has_finished(job.directory) for job in jobs):
-            with explained(directory):  # told once, and not by each of the runs
-                directory.mkdir(parents=True, exist_ok=True)
-        failures = run_missing(jobs, request.jobs, request.observer or JobsObserver())
-        for table in tables:
-            table.diagnose()
-    return [table.reproduction(failures) for table in tables]
+    jobs, observer = options.pop("jobs", None), options.pop("observer", None)
+    if not isinstance(scale, int | float) or not 0 < scale <= 1:
+        raise FedkeelError(f"'scale' is {described(scale)}: give a share of the rounds, above 0 and at most 1.")
+    table = TableRuns(name if isinstance(name, Recipe) else load(name), only, seeds, Path(directory))
+    refuse_to_hide(table.directory, own="")
+    with data_at(root):
+        table.plan(scale, options)
+        failures = table.run(jobs, observer or JobsObserver())
+    return table.reproduction(marks(table.recipe, scale, options), failures)
 
 
 class TableRuns:
     """The runs behind the cells that were asked for."""
 
     def __init__(
-        self, recipe: Recipe, request: Request, rows: Sequence[RecipeRow], columns: Sequence[RecipeColumn]
+        self, recipe: Recipe, only: Sequence[str], seeds: int | str | Sequence[int] | None, directory: Path
     ) -> None:
-        self.recipe, self.request, self.rows, self.columns = recipe, request, rows, columns
-        self.seeds = choose_seeds(recipe, request.seeds)
+        self.recipe, self.seeds, self.directory = recipe, choose_seeds(recipe, seeds), directory
+        self.rows, self.columns = select(recipe, only)
         self.runs: dict[tuple[str, str], Path] = {}  # of a cell, by its row's label and its column's name; all seeds
         self.jobs: list[Job] = []  # every run once, though several cells may read it
         self.skipped: dict[str, None] = {}  # why a cell is not run or a diagnostic not made, a sentence each
-        self.diverged: dict[Path, str] = {}  # what became of a run's test loss, where it is not finite
-        read = [recipe.reading(row, column).get("read", "") for row in rows for column in columns]
+        read = [recipe.reading(row, column).get("read", "") for row in self.rows for column in self.columns]
         # Those that the recipe names, and those that a cell reads.
         self.diagnostics = list(dict.fromkeys([*recipe.diagnostics, *(name for name in read if name in DIAGNOSTICS)]))
 
-    def plan(self) -> None:
+    def plan(self, scale: float, changes: Mapping[str, Any]) -> None:
         """Which runs the cells need. A cell that cannot be run here is left out, with a sentence that says why."""
-        checked: dict[str, FedkeelError | None] = {}
         parts = {part.name for column in self.columns if column.average for part in self.recipe.parts(column)}
         # Recorded while it trains; the data can be looked at at any time.
-        record = [name for name in self.diagnostics if name != "label-distribution"]
-        planned: set[Path] = set()
+        record = ",".join(name for name in self.diagnostics if name != "label-distribution")
         configs: dict[tuple[str, str], Config] = {}
         for row, column in self.recipe.cells():
             is_reference = column.relative_to == row.label
             if (row in self.rows or is_reference) and (column in self.columns or column.name in parts):
-                config = self.request.changed(self.recipe.config(row, column))
-                configs[row.label, column.name] = config.replace(record=",".join(record)) if record else config
-        for (row, column), config in settled(configs).items():
-            directory = Path(self.request.directory) / directory_name(config)
-            self.runs[row, column] = directory
-            if directory in planned:
-                continue
-            try:
-                if len(self._finished(directory)) < len(self.seeds):
-                    refuse_unusable(config, checked)
-            except FedkeelError as error:
-                self.skipped[f"Skipped: {error}"] = None
-                continue
-            planned.add(directory)
-            self.jobs += [
-                Job(f"{row}, {column}", seed, directory / f"seed{seed}", config.replace(seed=seed))
-                for seed in self.seeds
-            ]
+                config = self.recipe.config(row, column).replace(**changes)
+                config = config.replace(rounds=max(1, round(config.rounds * scale)))
+                configs[row.label, column.name] = config.replace(record=record) if record else config
+        jobs: dict[Path, Job] = {}
+        for (row_label, column_name), config in settled(configs).items():
+            directory = self.runs[row_label, column_name] = self.directory / directory_name(config)
+            for seed in self.seeds:
+                place = directory / f"seed{seed}"
+                jobs.setdefault(place, Job(f"{row_label}, {column_name}", seed, place, config.replace(seed=seed)))
+        for job in jobs.values():
+            if has_finished(job.directory) or not (problem := unusable(job.config.method, job.config.data)):
+                self.jobs.append(job)
+            else:
+                self.skipped[f"Skipped: {problem}"] = None
 
-    def _finished(self, directory: Path) -> dict[int, Path]:
-        runs = {seed: directory / f"seed{seed}" for seed in self.seeds}
-        return {seed: run for seed, run in runs.items() if has_finished(run)}
+    def run(self, jobs: int | None, observer: JobsObserver) -> dict[Job, str]:
+        """What is not finished, and the diagnostics of what is; returns what went wrong."""
+        finished = [job for job in self.jobs if has_finished(job.directory)]
+        todo = [job for job in self.jobs if job not in finished]
+        processes = min(choose_jobs(jobs, [job.config for job in todo]), max(1, len(todo)))
+        if todo:
+            with explained(self.directory):  # told once, and not by each of the runs
+                self.directory.mkdir(parents=True, exist_ok=True)
+            observer.planned(self.jobs, finished)
+        todo = [replace(job, config=beside_others(job.config)) for job in todo] if processes > 1 else todo
+        failures = run_all(todo, processes, observer)
+        for job in self.jobs:
+            for name in self.diagnostics if has_finished(job.directory) else ():
+                try:
+                    if not (job.directory / FOLDER / f"{name}.json").exists():
+                        analysis.run(name, job.directory)
+                except FedkeelError as error:
+                    self.skipped[f"The diagnostic '{name}' is not shown: {error}"] = None
+        return failures
 
-    def diagnose(self) -> None:
-        """Make the diagnostics of every finished run that lacks them."""
-        for directory in dict.fromkeys(self.runs.values()):
-            for run in self._finished(directory).values():
-                for name in self.diagnostics:
-                    if (run / FOLDER / f"{name}.json").exists():
-                        continue
-                    try:
-                        analysis.run(name, run)
-                    except FedkeelError as error:
-                        self.skipped[f"The diagnostic '{name}' is not shown: {error}"] = None
-
-    def reproduction(self, failures: Mapping[Path, str]) -> Reproduction:
+    def reproduction(self, marks: Sequence[str], failures: Mapping[Job, str]) -> Reproduction:
         """Every cell that was asked for, in the order of the table."""
-        run = {(row.label, column.name): self._read(row, column) for row, column in self.recipe.cells()}
-        ours = derived(self.recipe, run)
+        ours = derived(self.recipe, {(row.label, c.name): self._read(row, c) for row, c in self.recipe.cells()})
         cells = {
             cell: PaperCell(ours.get(cell, {}), self.recipe.published.get(cell))
             for row, column in product(self.rows, self.columns)
@@ -157,32 +152,35 @@ class TableRuns:
             columns=self.columns,
             cells=cells,
             seeds=self.seeds,
-            directory=Path(self.request.directory),
-            marks=self.request.marks(self.recipe),
+            directory=self.directory,
+            marks=marks,
             skipped=list(self.skipped),
-            diverged=list(self.diverged.values()),
-            failures={str(job): failures[job.directory] for job in self.jobs if job.directory in failures},
+            failures={str(job): problem for job, problem in failures.items()},
         )
 
     def _read(self, row: RecipeRow, column: RecipeColumn) -> dict[int, float]:
         """By seed, of the runs that were asked for and are finished."""
-        cell = (row.label, column.name)
-        found = {}
-        for seed, directory in (self._finished(self.runs[cell]) if cell in self.runs else {}).items():
-            run = Run(directory)
+        found, cell = dict[int, float](), (row.label, column.name)
+        for seed in self.seeds if cell in self.runs else ():
             try:
-                value = read(run, self.recipe.reading(row, column))
+                place = self.runs[cell] / f"seed{seed}"
+                value = read(Run(place), self.recipe.reading(row, column)) if has_finished(place) else None
             except FedkeelError as error:
                 self.skipped[str(error)] = None
                 continue
-            if value is not None:
-                found[seed] = value
-            if where := (run.summary or {}).get("diverged_domains"):
-                which = f"{row.label}, {column.name}, seed {seed}"
-                self.diverged.setdefault(
-                    directory, f"{which} diverged: its test loss is not finite on {', '.join(where)}."
-                )
+            found |= {} if value is None else {seed: value}
         return found
+
+
+@lru_cache(maxsize=256)
+def unusable(method: str, data: str) -> str:
+    """Why a cell cannot be run here, or nothing."""
+    try:
+        methods.build(method)
+        refuse_missing(data)
+    except FedkeelError as error:
+        return str(error)
+    return ""
 
 
 def directory_name(config: Config) -> str:
@@ -190,48 +188,67 @@ def directory_name(config: Config) -> str:
     return f"{slug(config.method)[:60]}-{slug(parse(config.data).name)}-{fingerprint(config.replace(seed=0))}"
 
 
-def refuse_unusable(config: Config, checked: dict[str, FedkeelError | None]) -> None:
-    """An error where the method, network, partition or data cannot be had; of each data set it is found out once."""
-    methods.build(config.method)
-    partitions.build(config.partition)
-    model = parse(config.model)
-    if ":" not in model.name:  # what comes after timm: only timm knows
-        MODELS.entry(model.name).check_options("model", model.options)
-    if config.data not in checked:
-        checked[config.data] = None
-        try:
-            refuse_missing(config.data)
-        except FedkeelError as error:
-            checked[config.data] = error
-    if problem := checked[config.data]:
-        raise problem
+def marks(recipe: Recipe, scale: float, changes: Mapping[str, Any]) -> list[str]:
+    """Whatever makes the numbers something else than the paper's."""
+    found = [f"SUBSTITUTE: {recipe.substitute}"] if recipe.substitute else []
+    if scale != 1:
+        share = f"{100 * scale:g} %"
+        found.append(f"QUICK LOOK: every run has {share} of its rounds, so these are not reproduced numbers.")
+    changed = [f"{name}={value}" for name, value in changes.items() if name not in MACHINE_OPTIONS]
+    return found + ([f"CHANGED: {', '.join(changed)}, where the paper's setting is another."] if changed else [])
 
 
-def run_missing(planned: Sequence[Job], jobs: int | None, observer: JobsObserver) -> dict[Path, str]:
-    """Run what is not finished; returns why a run failed, by its directory."""
-    planned = list({job.directory: job for job in reversed(planned)}.values())[::-1]  # two recipes may need one run
-    finished = [job for job in planned if has_finished(job.directory)]
-    tell_of_other_code(finished, observer.note)
-    todo = [job for job in planned if job not in finished]
-    processes = choose_jobs(jobs, [job.config for job in todo])
-    if not todo:
-        return {}
-    observer.planned(planned, finished)
-    if processes > 1:
-        todo = [replace(job, config=beside_others(job.config)) for job in todo]
-    failures = run_all(todo, min(processes, len(todo)), observer)
-    return {job.directory: problem for job, problem in failures.items()}
+def choose_seeds(recipe: Recipe, seeds: int | str | Sequence[int] | None) -> list[int]:
+    """The recipe's seeds, the first of them, or those given; when more are asked for, it goes on with 0, 1, ..."""
+    if seeds is None:
+        return list(recipe.seeds)
+    if isinstance(seeds, str) and "," not in seeds:
+        seeds = len(read_seeds(seeds))
+    if isinstance(seeds, int):
+        others = [seed for seed in read_seeds(seeds) if seed not in recipe.seeds]
+        return [*recipe.seeds, *others][:seeds]
+    return read_seeds(seeds)
 
 
-def tell_of_other_code(finished: Sequence[Job], note: Callable[[str], None]) -> None:
-    """What took days on a GPU is not thrown away for a changed line; but nobody must take it for the present code's."""
-    told: set[str] = set()
-    now = Origin(__version__, commit()).version
-    for job in finished:
-        origin = Origin.load(job.directory)
-        if origin is not None and origin.version not in (now, *told):
-            told.add(origin.version)
-            note(f"'{job.directory}' is used again, though fedkeel {origin.version} made it: remove it to train anew.")
+def select(recipe: Recipe, only: Sequence[str]) -> tuple[list[RecipeRow], list[RecipeColumn]]:
+    """The rows and columns that the patterns name. Where none names a row, every row; likewise for columns."""
+    if isinstance(only, str) or not isinstance(only, Sequence):
+        raise FedkeelError(f"'only' is {described(only)}: give a list of labels, like ['HBN', 'CIFAR-10'].")
+    rows: list[RecipeRow] = []
+    columns: list[RecipeColumn] = []
+    for pattern in only:
+        some_rows = [row for row in recipe.rows if _fits(pattern, row.label)]
+        some_columns = [c for c in recipe.columns if any(_fits(pattern, name) for name in (c.name, c.group, c.label))]
+        if not some_rows and not some_columns:
+            known = {row.label for row in recipe.rows} | {n for c in recipe.columns for n in (c.name, c.group, c.label)}
+            raise FedkeelError(
+                f"'{pattern}' is no row and no column of '{recipe.name}': {nearest(pattern, known - {''})}"
+            )
+        rows += some_rows
+        columns += some_columns
+    return (
+        [row for row in recipe.rows if row in rows or not rows],
+        [column for column in recipe.columns if column in columns or not columns],
+    )
+
+
+def _fits(pattern: str, label: str) -> bool:
+    return bool(label) and fnmatchcase(label.lower(), pattern.lower())
+
+
+@contextmanager
+def data_at(root: str | Path | None) -> Iterator[None]:
+    """While inside, data sets are looked for in `root`. A run's configuration does not say where they lie."""
+    if root is not None and not Path(root).is_dir():
+        raise FedkeelError(f"The root '{root}' is not a folder: give the one that has the data sets in it.")
+    before = os.environ.get("FEDKEEL_DATA")
+    if root is not None:
+        os.environ["FEDKEEL_DATA"] = str(Path(root).absolute())
+    try:
+        yield
+    finally:
+        os.environ.pop("FEDKEEL_DATA", None)
+        os.environ |= {} if before is None else {"FEDKEEL_DATA": before}
 
 
 def read(run: Run, reading: Mapping[str, str], rule: str | None = None) -> float | None:

@@ -1,4 +1,4 @@
-"""How far a site's images are from the federation's, and how much of that is their look: see docs/calibration.md.
+"""How far a site's images are from the federation's, and how much of that is their look: see docs/calibration-rule.md.
 
 A layer's moments over the n images of a site differ from the federation's for three reasons: the site's images look
 different, its classes are mixed differently, and n images are few. In units of the variance of single images, the

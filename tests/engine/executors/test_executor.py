@@ -1,4 +1,4 @@
-"""An executor is one file that is found by itself: the one in CONTRIBUTING.md, as it stands there, and the others."""
+"""An executor is one file that is found by itself: that of the examples, and the others."""
 
 from __future__ import annotations
 
@@ -25,14 +25,11 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def debug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The file of CONTRIBUTING.md, put into the folder of the executors."""
-    text = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text()
-    section = text.partition("## Add an executor in one file")[2]
-    code = re.search(r"```python\n(.*?)```", section, re.DOTALL)
-    assert code is not None
+    """The example, put into the folder of the executors."""
+    code = (Path(__file__).parents[3] / "examples" / "add" / "debug_executor.py").read_text()
     folder = tmp_path / "executors"
     folder.mkdir()
-    (folder / "debug.py").write_text(code[1])
+    (folder / "debug.py").write_text(code)
     monkeypatch.setattr(fedkeel.engine.executors, "__path__", [*fedkeel.engine.executors.__path__, str(folder)])
     discover("fedkeel.engine.executors")
     yield "debug"

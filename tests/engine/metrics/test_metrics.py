@@ -1,4 +1,4 @@
-"""Metrics beside accuracy and loss: their formulas, what is recorded, and one of one's own as CONTRIBUTING has it."""
+"""Metrics beside accuracy and loss: their formulas, what is recorded, and an example of one's own."""
 
 from __future__ import annotations
 
@@ -70,11 +70,8 @@ def test_every_evaluation_has_them_and_nothing_else_changes(tmp_path: Path, exec
 
 
 def test_one_of_ones_own_is_one_file(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text()
-    section = page.partition("## Add a metric in one file")[2].partition("\n## ")[0]
-    code = re.search(r"```python\n(.*?)```", section, re.DOTALL)
-    assert code is not None
-    exec(compile(code[1], "sure_and_wrong.py", "exec"), {"__name__": "sure_and_wrong"})
+    code = (Path(__file__).parents[3] / "examples" / "add" / "sure_and_wrong.py").read_text()
+    exec(compile(code, "sure_and_wrong.py", "exec"), {"__name__": "sure_and_wrong"})
     run = tiny.run(tmp_path / "r", "fedavg", metrics="sure-and-wrong(above=0.0)")
     for record in run.records("evaluation"):
         assert record["sure-and-wrong(above=0.0)"] == pytest.approx(1 - record["accuracy"])

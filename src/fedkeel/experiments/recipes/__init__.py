@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedkeel.config import STATISTICS, Config, from_dict
+from fedkeel.config import Config, from_dict
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.experiments.recipes.kinds import COLUMN, ENTRIES, ROW, Kind
 from fedkeel.options import described
-from fedkeel.spec import parse as parse_spec
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -49,13 +47,12 @@ DIAGNOSTICS = {
 }
 
 PERCENT = ("accuracy", "samples", "unseen", "calibration")  # readings whose differences are points
-READINGS = ("accuracy", "samples", "unseen", "seconds", *DIAGNOSTICS)
-ORDERS = ("rows", "columns")
 
+READINGS = ("accuracy", "samples", "unseen", "seconds", *DIAGNOSTICS)
+LISTS = ("seeds", "columns", "rows", "decisions", "misprints", "claims", "diagnostics")
 NOT_A_CELL = "-"  # the paper's table has no such cell, and it is not run
 NOT_PRINTED = "?"  # the paper shows it in a figure, or not at all
 
-NEEDED = ("paper", "table", "caption", "measure", "protocol", "seeds", "base", "columns", "rows")
 READ = ("read", "at", "domain", "statistics")
 
 
@@ -185,23 +182,16 @@ def matching(name: str) -> list[str]:
     return [known for known in found if "-" in name or not load(known).substitute] or [name]
 
 
-def load(name: str, below: Sequence[str] = ()) -> Recipe:
-    """A recipe by its name, "hbn/table1", or by the path of a TOML file of one's own.
-
-    `below` are those that are `like` it, for which it is read.
-    """
+def load(name: str) -> Recipe:
+    """A recipe by its name, "hbn/table1", or by the path of a TOML file of one's own."""
     if not isinstance(name, str):
         raise FedkeelError(f"The recipe is {described(name)}: give its name, like 'hbn/table1'.")
-    if name in below:
-        raise FedkeelError(f"'{name}' is like itself: name another recipe there.")
     if name.endswith(".toml"):
         try:
-            text = Path(name).read_text(encoding="utf-8")
-        except OSError as error:
-            raise FedkeelError(f"The recipe '{name}' cannot be read: {error.strerror}.") from error
-        except UnicodeDecodeError as error:
-            raise FedkeelError(f"The recipe '{name}' is not text in UTF-8 ({error}): save it as such.") from error
-        return parse(Path(name).stem, text, (*below, name))
+            return parse(Path(name).stem, Path(name).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            what = error.strerror if isinstance(error, OSError) else error
+            raise FedkeelError(f"The recipe '{name}' cannot be read: {what}.") from error
     if name not in names():
         close = nearest(name, names())
         ending = close if close.startswith("did") else "'fedkeel reproduce --list' shows what there is."
@@ -210,130 +200,94 @@ def load(name: str, below: Sequence[str] = ()) -> Recipe:
     return parse(name, resources.files(__name__).joinpath(paper, f"{table}.toml").read_text(encoding="utf-8"))
 
 
-def parse(name: str, text: str, below: Sequence[str] = ()) -> Recipe:
+def parse(name: str, text: str) -> Recipe:
     """A recipe from its text; whatever in it cannot be meant is refused."""
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise FedkeelError(f"The recipe '{name}' is not valid TOML: {error}.") from error
-    try:
-        return _recipe(name, table, below)
-    except FedkeelError as error:
-        raise FedkeelError(f"In the recipe '{name}': {error}") from error
+        return _recipe(name, tomllib.loads(text))
+    except RecursionError:
+        raise FedkeelError(f"The recipe '{name}' is like itself: name another one there.") from None
+    except (FedkeelError, ValueError, TypeError, AttributeError, KeyError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
+        raise FedkeelError(f"The recipe '{name}' is none: {what}.") from error
 
 
-def _recipe(name: str, table: Mapping[str, Any], below: Sequence[str]) -> Recipe:
-    _refuse_unknown(table, ENTRIES, "entry")
-    for key, wanted in _of_another_kind(table, ENTRIES):
-        raise FedkeelError(f"'{key}' must be {wanted}.")
+def _recipe(name: str, table: dict[str, Any]) -> Recipe:
     entries: dict[str, Any] = {"base": {}, "groups": {}}
     if "like" in table:
-        entries |= vars(load(table["like"], below))
-    for key in NEEDED:
-        if key not in table and "like" not in table:
-            raise FedkeelError(f"the entry '{key}' is missing: add it.")
-    entries |= {key: tuple(table[key]) for key in table if isinstance(table[key], list)}
-    entries |= {key: table[key] for key in table if isinstance(table[key], str) and key != "like"}
-    if "columns" in table:
-        entries["columns"] = tuple(RecipeColumn(**_divided(column, COLUMN)) for column in table["columns"])
-    if "rows" in table:
-        entries["rows"] = tuple(RecipeRow(**_divided(row, ROW)) for row in table["rows"])
+        entries |= vars(load(table["like"]))
+    known = [entry.name for entry in fields(Recipe) if entry.name not in ("name", "absent")]
+    for key, value in table.items():
+        _refuse_unknown([key], "entry", [*known, "like"])
+        if isinstance(value, list) != (key in LISTS):
+            raise FedkeelError(f"'{key}' is {described(value)}: give {'a list' if key in LISTS else 'no list'}")
+        if key == "base":
+            entries[key] = {**entries[key], **value}
+        elif key == "groups":
+            inherited = entries[key]
+            entries[key] = {g: {**inherited.get(g, {}), **value.get(g, {})} for g in {**inherited, **value}}
+        elif key not in ("like", "columns", "rows", "published"):
+            entries[key] = tuple(value) if isinstance(value, list) else value
+    for key, kind in (("columns", RecipeColumn), ("rows", RecipeRow)):
+        if key in table:
+            entries[key] = tuple(_part(kind, part) for part in table[key])
     columns, rows = entries["columns"], entries["rows"]
-    _refuse_twice([column.name for column in columns], "column")
-    _refuse_twice([row.label for row in rows], "row")
+    for what, given in (("column", [column.name for column in columns]), ("row", [row.label for row in rows])):
+        if twice := next((label for label in given if given.count(label) > 1), ""):
+            raise FedkeelError(f"the {what} '{twice}' is there twice: name them differently")
     if "published" in table:
         entries |= _numbers(table["published"], rows, columns)
     elif "like" in table:  # of the numbers that it takes over those whose row and column it keeps
         cells = {(row.label, column.name) for row in rows for column in columns}
         entries["published"] = {cell: number for cell, number in entries["published"].items() if cell in cells}
         entries["absent"] &= cells
-    inherited, groups = entries["groups"], table.get("groups", {})
-    kept = dict.fromkeys(column.group for column in columns if column.group in {*inherited, *groups})
-    entries["groups"] = {group: {**inherited.get(group, {}), **groups.get(group, {})} for group in kept}
-    entries["base"] = {**entries["base"], **table.get("base", {})}
     recipe = Recipe(**{**entries, "name": name})
-    _check(recipe, groups)
+    _refuse_unknown(
+        [*table.get("groups", ()), *(place for row in rows for place in row.on)],
+        "group or column",
+        {n for c in columns for n in (c.group, c.name)},
+    )
+    _refuse_unknown(
+        [recipe.reference, *(column.relative_to for column in columns)], "row", {"", *(row.label for row in rows)}
+    )
+    _refuse_unknown(recipe.diagnostics, "diagnostic", DIAGNOSTICS)
+    for row, column in recipe.cells():
+        config, reading = recipe.config(row, column), recipe.reading(row, column)
+        _refuse_unknown([reading.get("read", "accuracy")], "reading", READINGS)
+        _refuse_unknown([reading.get("statistics", config.statistics[0])], "evaluation under", config.statistics)
     return recipe
 
 
-def _check(recipe: Recipe, groups: Mapping[str, Any]) -> None:
-    """Names that must be found in the recipe itself, and that every cell is a configuration."""
-    labels = [row.label for row in recipe.rows]
-    _refuse_unknown(groups, [column.group for column in recipe.columns], "group")
-    for row in recipe.rows:
-        places = {name for column in recipe.columns for name in (column.group, column.name)}
-        _refuse_unknown(row.on, places, "group or column")
-    _refuse_unknown([c.relative_to for c in recipe.columns if c.relative_to], labels, "row")
-    _refuse_unknown([recipe.reference] if recipe.reference else [], labels, "row")
-    _refuse_unknown(recipe.diagnostics, DIAGNOSTICS, "diagnostic")
-    _refuse_unknown([recipe.order], ORDERS, "order")
-    for row, column in recipe.cells():
-        _check_reading(recipe.config(row, column), recipe.reading(row, column), f"{row.label}, {column.name}")
+def _refuse_unknown(given: Iterable[str], what: str, known: Iterable[str]) -> None:
+    if wrong := next((name for name in given if name not in known), ""):
+        raise FedkeelError(f"there is no {what} '{wrong}': {nearest(wrong, sorted(known))}")
 
 
-def _check_reading(config: Config, reading: Mapping[str, str], cell: str) -> None:
-    """A run must have what is read of it."""
-    if reading.get("read") == "unseen" and not (config.unseen or parse_spec(config.data).options.get("unseen")):
-        raise FedkeelError(f"the cell '{cell}' reads the unseen domain, but there is none: set 'unseen' in its column.")
-    statistics = reading.get("statistics", config.statistics[0])
-    if statistics not in config.statistics:
-        raise FedkeelError(
-            f"the cell '{cell}' reads the accuracy under {statistics} statistics, but 'evaluate_with' is "
-            f"'{config.evaluate_with}': set it to '{'all' if statistics == 'site' else 'both'}'."
-        )
-
-
-def _divided(entry: Mapping[str, Any], kinds: Mapping[str, Kind]) -> dict[str, Any]:
-    """What a row or a column says of itself, what is read of its runs, and the options that they are run with."""
-    own = {key: entry[key] for key in kinds if key in entry}
-    for key, wanted in _of_another_kind(own, kinds):
-        raise FedkeelError(f"'{key}' is {own[key]!r} in {dict(entry)}: it must be {wanted}.")
-    if "label" not in own:
-        raise FedkeelError(f"{dict(entry)} has no label: add one.")
+def _part(kind: type[Any], entry: Mapping[str, Any]) -> Any:
+    """A row or a column: what it says of itself, what is read of its runs, and the options that they are run with."""
+    own = {field.name: entry[field.name] for field in fields(kind) if field.name in entry}
     reading = {key: entry[key] for key in READ if key in entry}
-    _refuse_unknown([reading["read"]] if "read" in reading else [], READINGS, "reading")
-    _refuse_unknown([reading["statistics"]] if "statistics" in reading else [], STATISTICS["all"], "statistics")
     options = {key: value for key, value in entry.items() if key not in own and key not in reading}
-    return {**own, "reading": reading, "options": options}
+    return kind(**own, reading=reading, options=options)
 
 
 def _numbers(lines: Mapping[str, str], rows: Sequence[RecipeRow], columns: Sequence[RecipeColumn]) -> dict[str, Any]:
     """The published numbers, a line of text for each row with a number for each column; and the cells without one."""
-    _refuse_unknown(lines, [row.label for row in rows], "row")
     published: dict[tuple[str, str], PublishedNumber] = {}
     absent = set()
+    if {*lines} != {row.label for row in rows} and lines:
+        raise FedkeelError(
+            f"its published lines are of {', '.join(lines)}: give one for each row, with ? for what is not printed"
+        )
     for row in rows if lines else ():
-        if row.label not in lines:
-            raise FedkeelError(f"the row '{row.label}' has no published line: add one, with ? for every column.")
         numbers = lines[row.label].split()
         if len(numbers) != len(columns):
-            raise FedkeelError(
-                f"'{row.label}' has {len(numbers)} published numbers for {len(columns)} columns: give one for each, ? "
-                "where none is printed."
-            )
+            raise FedkeelError(f"'{row.label}' has {len(numbers)} published numbers for {len(columns)} columns")
         for column, text in zip(columns, numbers, strict=True):
             if text == NOT_A_CELL:
                 absent.add((row.label, column.name))
             elif text != NOT_PRINTED:
                 published[row.label, column.name] = PublishedNumber.of(text)
     return {"published": published, "absent": frozenset(absent)}
-
-
-def _refuse_unknown(given: Sequence[str] | Mapping[str, Any], known: Any, what: str) -> None:
-    for name in given:
-        if name not in known:
-            raise FedkeelError(f"there is no {what} '{name}': {nearest(name, known)}")
-
-
-def _of_another_kind(table: Mapping[str, Any], kinds: Mapping[str, Kind]) -> Iterator[tuple[str, str]]:
-    """The entries that are not what they must be, each with how to write it."""
-    return ((key, kinds[key][1]) for key, value in table.items() if not kinds[key][0](value))
-
-
-def _refuse_twice(given: Sequence[str], what: str) -> None:
-    for name in given:
-        if given.count(name) > 1:
-            raise FedkeelError(f"the {what} '{name}' is there twice: name them differently.")
 
 
 def _in_order(name: str) -> tuple[int, bool, bool, int, str]:
