@@ -7,7 +7,6 @@ from `split_seed`; FedBN's own merged split of the digits is the exception.
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,45 +37,58 @@ def stratified_split(labels: IntArray, validation: float, test: float, seed: int
     return train, held, tested
 
 
-def check_shares(validation: float, test: float) -> None:
+def refuse_idle_seed(seed: int, *, drawn: bool) -> None:
+    if seed and not drawn:
+        raise DataError(f"split_seed={seed} does nothing where no split is drawn at random: leave it out.")
+
+
+def by_shares(
+    domains: Domains, seed: int, *, validation: float, test: float, official: bool = True, of_all: bool = False
+) -> dict[str, Parts]:
+    """The data set's own split where it has one (and `official` is true), else shares of each class of a domain.
+
+    `of_all`: the seed was given for several sites, and may have no effect here.
+    """
+    own = [domain.official if official else None for domain in domains.values()]
+    drawn = any(validation and not len(parts[1]) if parts else validation or test for parts in own)
+    refuse_idle_seed(seed, drawn=drawn or of_all)
+    cuts = {}
+    for name, domain in domains.items():
+        given = domain.official if official else None
+        # A split that comes without test images, such as PACS's lists, is for domains that are left out.
+        tested = test if given is None else 0.0
+        cuts[name] = shares_of(name, domain.labels, given, domain.groups, validation, tested, seed)
+    return cuts
+
+
+def shares_of(
+    name: str,
+    labels: IntArray,
+    given: Parts | None,
+    groups: npt.NDArray[Any] | None,
+    validation: float,
+    test: float,
+    seed: int,
+) -> Parts:
+    """A split completed: what is `given` for validation or testing, and else shares of the rest, class by class or with
+    `groups` in one piece."""
     if validation + test >= 1:
         raise DataError(
             f"validation={validation} and test={test} leave nothing to train on: their sum must be below 1."
         )
-
-
-def by_shares(
-    domains: Domains, seed: int, *, validation: float, test: float, official: bool = True
-) -> dict[str, Parts]:
-    """The data set's own split where it has one (and `official` is true), else shares of each class of a domain."""
-    check_shares(validation, test)
-    return {
-        name: shares_of(name, domain if official else replace(domain, official=None), validation, test, seed)
-        for name, domain in domains.items()
-    }
-
-
-def shares_of(name: str, domain: Domain, validation: float, test: float, seed: int) -> Parts:
-    labels, groups = domain.labels, domain.groups
-    if domain.official is None:
-        return split(labels, groups, validation, test, seed, name)
-    training, held, tested = domain.official
+    training, held, tested = given or (np.arange(len(labels)), NOTHING, NOTHING)
     if groups is not None:
-        refuse_divided_groups(name, [groups[part] for part in domain.official])
-    if len(held) == 0 and validation:
-        own = None if groups is None else groups[training]
-        kept, drawn, _ = split(labels[training], own, validation, 0, seed, name)
-        training, held = training[kept], training[drawn]
+        refuse_divided_groups(name, [groups[part] for part in (training, held, tested)])
+    shares = (0.0 if len(held) else validation, 0.0 if len(tested) else test)
+    if any(shares):
+        rest = training
+        if groups is None:
+            kept, more_held, more_tested = stratified_split(labels[rest], *shares, seed, name)
+        else:
+            kept, more_held, more_tested = grouped_split(labels[rest], groups[rest], *shares, seed, name)
+        training = rest[kept]
+        held, tested = np.concatenate([held, rest[more_held]]), np.concatenate([tested, rest[more_tested]])
     return training, held, tested
-
-
-def split(
-    labels: IntArray, groups: npt.NDArray[Any] | None, validation: float, test: float, seed: int, purpose: str
-) -> Parts:
-    """Shares of each class; groups, where there are any, in one piece."""
-    if groups is None:
-        return stratified_split(labels, validation, test, seed, purpose)
-    return grouped_split(labels, groups, validation, test, seed, purpose)
 
 
 def grouped_split(
@@ -117,25 +129,8 @@ def refuse_divided_groups(name: str, parts: Sequence[npt.NDArray[Any]]) -> None:
         for group in np.unique(groups).tolist():
             if owner.setdefault(group, use) != use:
                 raise DataError(
-                    f"The group '{group}' of '{name}' is for {owner[group]} and for {use}: put all images of a group "
-                    "into one, or leave the split or the group out."
+                    f"The group '{group}' of '{name}' is for {owner[group]} and for {use}: put all of a group into one."
                 )
-
-
-def tell_shared_groups(domains: Domains) -> None:
-    """Each domain is split by itself, as its site would."""
-    places: dict[Any, list[str]] = {}
-    for name, domain in domains.items():
-        for group in np.unique(domain.groups).tolist() if domain.groups is not None else ():
-            places.setdefault(group, []).append(name)
-    shared = {group: names for group, names in places.items() if len(names) > 1}
-    for group, names in list(shared.items())[:1]:
-        groups = "groups are" if len(shared) > 1 else "group is"
-        log.warning(
-            "%s %s in several domains, '%s' in %s: each domain is split by itself, so that one may train on a group "
-            "that another is tested on.",
-            *(f"{len(shared):,}", groups, group, " and ".join(names[:3])),
-        )
 
 
 def equal_shares(
@@ -146,6 +141,7 @@ def equal_shares(
     FedBN takes them from the start and the end of its shuffled training lists. GReg does the same with other shares
     (its Table 6 follows from them). Where the data set has no official test set, `test` of a domain are split off.
     """
+    refuse_idle_seed(seed, drawn=not official or any(domain.official is None for domain in domains.values()))
     pools, tests = {}, {}
     for name, domain in domains.items():
         if official and domain.official is not None:
@@ -166,7 +162,7 @@ def shuffled_split(name: str, labels: IntArray, test: float, seed: int) -> tuple
     return generator.permutation(np.setdiff1d(np.arange(len(labels)), tested)), tested
 
 
-def merged(domains: Domains, _: int, *, share: float) -> dict[str, Parts]:
+def merged(domains: Domains, seed: int, *, share: float) -> dict[str, Parts]:
     """FedBN's split of the digits: training and test set merged, cut 80 / 20 by class, and of the training images the
     first `share` times as many as the smallest domain has (0.1 gives FedBN's 743, 1 gives FedWon's 7,438).
 
@@ -174,6 +170,7 @@ def merged(domains: Domains, _: int, *, share: float) -> dict[str, Parts]:
     """
     from sklearn.model_selection import StratifiedShuffleSplit  # takes a second, which only this split needs
 
+    refuse_idle_seed(seed, drawn=False)
     cutter = StratifiedShuffleSplit(n_splits=1, test_size=0.2, random_state=0)
     cuts = {}
     for name, domain in domains.items():
