@@ -16,12 +16,10 @@ class StreetSigns(TreeReader):
 
     name = "street-signs"
     paper = "Example et al., 2024"
-    what = "Three street signs in the photographs of two towns, 64 px."
     home = "https://example.org/street-signs"
     licence = "CC BY 4.0"
     layout = "street-signs/<town>/<sign>/*.png   with the towns north, south"
     folders = ("street-signs", "street_signs")
-    domains = ("north", "south")
     class_names = ("stop", "way", "yield")
     sizes: ClassVar = {"north": 60, "south": 30}
     transforms = ("flip+normalise", "normalise")

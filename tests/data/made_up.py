@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 
@@ -28,3 +30,27 @@ def tree(
 
 def noise(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).integers(0, 256, shape, dtype=np.uint8)
+
+
+def parquet(
+    folder: Path,
+    train: int,
+    test: int,
+    *,
+    column: str = "img",
+    labels_in: str = "label",
+    size: int = 8,
+    **columns: object,
+) -> Path:
+    """train.parquet and test.parquet as on Hugging Face: image n has the red n, and its class is n % 10."""
+    pyarrow, written = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder.mkdir(parents=True, exist_ok=True)
+    for use, count in (("train", train), ("test", test)):
+        rows = []
+        for n in range(count):
+            content = io.BytesIO()
+            Image.new("RGB", (size, size), (n, 0, 255)).save(content, "PNG")
+            rows.append({"bytes": content.getvalue(), "path": None})
+        table = {column: rows, labels_in: [n % 10 for n in range(count)], **(columns if use == "train" else {})}
+        written.write_table(pyarrow.table(table), folder / f"{use}.parquet")
+    return folder

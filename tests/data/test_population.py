@@ -12,21 +12,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeel.data import DATASETS, Federation, contact_sheet, describe, load
+from fedkeel.data import DATASETS, contact_sheet, describe, load
 from fedkeel.data.dataset import Dataset, Split, indices
 from fedkeel.data.federation import Client
-from fedkeel.data.partition import ByUser, DirichletDraws, Pool
-from fedkeel.data.population import RECENT, ClientGroup, Population, no_indices
+from fedkeel.data.load import Cut
+from fedkeel.data.partition import Dirichlet
+from fedkeel.data.population import RECENT, Population
 from fedkeel.data.transforms import Pipeline
 from fedkeel.errors import DataError
 
-IMAGES, TESTS, USERS = 5000, 100, 1200
+IMAGES, TESTS = 5000, 100
 MANY = "dirichlet(alpha=0.3, clients=50000, samples=20)"  # in each of two domains
-EVERY_KIND = [MANY, "by-user", "by-user(minimum=4)", "even(clients=300)", "dirichlet(clients=20, minimum=1)"]
+EVERY_KIND = [MANY, "even(clients=300)", "dirichlet(clients=20, minimum=1)"]
 
 
 def read() -> Dataset:
-    """Two domains of 5,000 training samples, of a class and a user each, and 100 for testing."""
+    """Two domains of 5,000 training samples, of a class each, and 100 for testing."""
     generator = np.random.default_rng(0)
     total = 2 * (IMAGES + TESTS)
     labels = torch.from_numpy(generator.choice(4, total, p=[0.4, 0.3, 0.2, 0.1]))
@@ -35,8 +36,7 @@ def read() -> Dataset:
         stop = start + IMAGES
         splits[domain] = Split(indices(range(start, stop)), indices([]), indices(range(stop, stop + TESTS)))
     images = torch.zeros(total, 1, 4, 4, dtype=torch.uint8)
-    users = generator.integers(0, USERS, total)
-    return Dataset("crowd", images, labels, ("a", "b", "c", "d"), splits, Pipeline(), Pipeline(), users)
+    return Dataset("crowd", images, labels, ("a", "b", "c", "d"), splits, Pipeline(), Pipeline())
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def living() -> int:
 @pytest.mark.parametrize("partition", EVERY_KIND)
 def test_a_client_is_the_same_in_whatever_order_they_are_asked_for(partition: str) -> None:
     one, other = (load("crowd", partition=partition, seed=5) for _ in range(2))
-    places = random.Random(0).sample(range(len(one.clients)), 40)
+    places = random.Random(0).sample(range(len(one.clients)), 30)
     expected = {place: one.clients[place] for place in sorted(places)}
     for place in places:
         client = other.clients[place]
@@ -77,8 +77,7 @@ def test_a_client_is_the_same_in_whatever_order_they_are_asked_for(partition: st
         assert client.train.equal(expected[place].train)
         assert one[client.name].train.equal(client.train)
     again = load("crowd", partition=partition, seed=6)
-    same = [again.clients[i].train.equal(expected[i].train) for i in places if i < len(again.clients)]
-    assert all(same) if partition.startswith("by-user") else not all(same)
+    assert not all(again.clients[i].train.equal(expected[i].train) for i in places)
 
 
 @pytest.mark.parametrize("partition", EVERY_KIND)
@@ -99,54 +98,11 @@ def test_names_are_found_and_near_ones_are_not() -> None:
     for wrong in ("left-17", "left-000017", "left-50000", "left-", "left", "right-00017", "left--0001", "left-٠٠٠١٧"):
         assert clients.number(wrong) is None
     assert federation["right"].samples == 0
-    with pytest.raises(
-        DataError, match=r"no client named 'left-17' among the 50,000 of 'crowd'.*'left-00000' to 'left-49999'"
-    ):
+    with pytest.raises(DataError, match="There is no client named 'left-17': did you mean 'left-000"):
         federation["left-17"]
 
 
-def group_of(users: list[int] | list[str]) -> ClientGroup:
-    shares = ByUser().shares(Pool("d", np.zeros(len(users), np.int64), np.array(users), 0))
-    return ClientGroup("d", shares, no_indices(), no_indices(), no_indices())
-
-
-def test_user_names_are_found_and_near_ones_are_not() -> None:
-    group = group_of([30, 4, 30, -2])
-    assert [group.name(i) for i in range(3)] == ["d--2", "d-4", "d-30"]
-    assert [group.number(name) for name in ("d--2", "d-4", "d-30")] == [0, 1, 2]
-    assert all(group.number(f"d-{name}") is None for name in ("+4", "04", "4.0", "", "x", "31", " 4"))
-    assert all(group.number(name) is None for name in ("d", "d4", "4", "-4", "e-4", ""))
-    worded = group_of(["b", "", "ab"])
-    assert [worded.number(name) for name in ("d", "d-ab", "d-b", "d-a", "d-abc", "d-")] == [0, 1, 2, None, None, None]
-
-
 # -- what they have ------------------------------------------------------------------------------------------
-@pytest.mark.slow
-def test_a_user_has_exactly_their_images() -> None:
-    source, federation = read(), load("crowd", partition="by-user")
-    assert source.users is not None
-    expected = {
-        f"{domain}-{user}": [i for i in split.train.tolist() if source.users[i] == user]
-        for domain, split in source.domains.items()
-        for user in set(source.users[split.train].tolist())
-    }
-    assert {client.name: client.train.tolist() for client in federation.clients} == expected
-    large = {name: own for name, own in expected.items() if len(own) >= 4}
-    fewer = load("crowd", partition="by-user(minimum=4)")
-    assert {client.name: client.train.tolist() for client in fewer.clients} == large
-    assert fewer.training_images().tolist() == sorted(i for own in large.values() for i in own)
-    assert fewer.most_samples == max(map(len, large.values()))
-
-
-def test_a_user_keeps_the_name_when_images_are_left_out() -> None:
-    federation = load("crowd", partition="by-user(minimum=4)", subsample=3)
-    whole = load("crowd", partition="by-user(minimum=4)")
-    for place in (0, 50, -1):
-        assert federation.clients[place].name == whole.clients[place].name
-        assert federation.clients[place].samples == 3
-        assert set(federation.clients[place].train.tolist()) < set(whole.clients[place].train.tolist())
-
-
 def test_a_drawn_client_has_that_many_different_images_of_its_domain() -> None:
     federation = load("crowd", partition=MANY)
     for place in (0, 1, 999, 49_999, 50_000, 99_999):
@@ -167,7 +123,7 @@ def test_the_number_of_clients_does_not_change_a_client() -> None:
 def test_drawn_proportions_are_those_of_an_exact_cut_into_many_clients(alpha: float) -> None:
     """Mean and spread over clients of each class's share, against the cut that gives each image to one client."""
     labels = np.repeat(np.arange(4), [8000, 6000, 4000, 2000])
-    draws = DirichletDraws(Pool("d", labels, None, 3), alpha, 600, 200)
+    draws = Dirichlet(alpha, 600, samples=200).shares("d", labels, 3)
     drawn = np.array([np.bincount(labels[draws.positions(i)], minlength=4) for i in range(600)]) / 200
     cut = np.random.default_rng(1).dirichlet(np.full(100, alpha), size=(150, 4))  # class by class, over 100 clients
     images = (cut * np.array([8000, 6000, 4000, 2000])[None, :, None]).transpose(0, 2, 1).reshape(-1, 4)
@@ -182,10 +138,10 @@ def test_drawn_proportions_are_those_of_an_exact_cut_into_many_clients(alpha: fl
 @pytest.mark.parametrize("alpha", [1e-6, 0.01, 100.0])
 def test_a_class_that_is_used_up_leaves_the_rest_to_others(alpha: float) -> None:
     labels = np.repeat(np.arange(3), [5, 7, 9])
-    draws = DirichletDraws(Pool("d", labels, None, 0), alpha, 50, 20)
+    draws = Dirichlet(alpha, 50, samples=20).shares("d", labels, 0)
     for number in range(50):
         assert len(set(draws.positions(number).tolist())) == 20
-    everything = DirichletDraws(Pool("d", labels, None, 0), alpha, 1, 21)
+    everything = Dirichlet(alpha, 1, samples=21).shares("d", labels, 0)
     assert everything.positions(0).tolist() == list(range(21))
 
 
@@ -232,53 +188,17 @@ def test_the_picture_shows_what_clients_draw_from(tmp_path: object) -> None:
 
 
 # -- refused -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"partition": "dirichlet(samples=5001)"}, "'left' has 5000 training samples, fewer than the 5001 samples"),
-        ({"partition": MANY, "subsample": 10}, "draws 20 samples of its own, so subsample=10 has nothing to do"),
-        ({"partition": "by-user(minimum=500)"}, "No user of the domain 'left' has 500 training samples"),
-        ({"partition": "by-user", "subsample": 4}, r"The client 'left-\d+' has \d training samples, fewer than"),
-        ({"partition": "dirichlet(clients=100000)"}, "or give samples, the number of them that each client draws"),
-    ],
-)
-def test_what_cannot_be_cut_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        load("crowd", **options)  # type: ignore[arg-type]
+def test_what_cannot_be_cut_is_refused() -> None:
+    with pytest.raises(DataError, match="draws its own samples, so subsample=10 has nothing to do"):
+        load("crowd", partition=MANY, subsample=10)
+    with pytest.raises(DataError, match="or let clients share samples by samples=N"):
+        load("crowd", partition="dirichlet(clients=100000)")
 
 
-def test_a_data_set_without_users_is_refused_by_user() -> None:
-    with pytest.raises(DataError, match="does not say whose the images of 'scan' are"):
-        load("digits-shift", partition="by-user")
-
-
-def test_users_must_be_as_many_as_images() -> None:
-    with pytest.raises(DataError, match="'few' has 3 images, but users of 2"):
-        crowd_of(["site"], "by-user", np.array([1, 2]))
-
-
-def crowd_of(domains: list[str], partition: str, users: np.ndarray | None = None, unseen: str = "") -> Federation:
-    def two_images_each() -> Dataset:
-        """Two training images for each domain and a test image for all."""
-        splits = {
-            d: Split(indices([3 * i, 3 * i + 1]), indices([]), indices([3 * i + 2])) for i, d in enumerate(domains)
-        }
-        count = 3 * len(domains)
-        images, labels = torch.zeros(count, 1, 4, 4).byte(), torch.zeros(count).long()
-        return Dataset("few", images, labels, ("a",), splits, Pipeline(), Pipeline(), users)
-
-    DATASETS.register("few")(two_images_each)
-    try:
-        return load("few", partition=partition, unseen=unseen)
-    finally:
-        del DATASETS._entries["few"]
-
-
-def test_two_domains_whose_clients_would_share_a_name_are_refused() -> None:
-    with pytest.raises(DataError, match="'site' and one of the domain 'site-1' are both called 'site-1'"):
-        crowd_of(["site", "site-1"], "clients(site=2)")
-    with pytest.raises(DataError, match="both called 'a-b-c'"):
-        crowd_of(["a-b", "a"], "by-user", np.array(["c", "d", "x", "b-c", "e", "x"]))
-    with pytest.raises(DataError, match="Two clients of 'few' are called 'site-1'"):
-        crowd_of(["site", "site-1"], "clients(site=2)", unseen="site-1")
-    assert len(crowd_of(["site", "site-1"], "even(clients=2)").clients) == 4
+@pytest.mark.parametrize("unseen", ["", "site-1"])
+def test_two_domains_whose_clients_would_share_a_name_are_refused(unseen: str) -> None:
+    splits = {"site": Split(*map(indices, ([0, 1], [], [2]))), "site-1": Split(*map(indices, ([3, 4], [], [5])))}
+    few = Dataset("few", torch.zeros(6, 1, 4, 4).byte(), torch.zeros(6).long(), ("a",), splits)
+    assert len(Cut(partition="even(clients=2)").federation(few).clients) == 4
+    with pytest.raises(DataError, match="are called 'site-1'"):
+        Cut(partition="clients(site=2)", unseen=unseen).federation(few)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from fedkeel.config import Config
 from fedkeel.data import load
-from fedkeel.data.site import check_reading, class_folders, load_site
+from fedkeel.data.site import check_reading, load_site
 from fedkeel.errors import DataError
 from tests.deploy.real import draw_images
 
@@ -88,7 +88,7 @@ def test_a_subsample_is_that_of_a_run_on_one_machine(root: Path) -> None:
 
 
 def test_a_class_that_the_federation_does_not_have_is_named(root: Path) -> None:
-    with pytest.raises(DataError, match=r"The class folder 'owl' .* is no class of the federation"):
+    with pytest.raises(DataError, match=r"The class folder 'owl' of '.*north' is no class of the federation: choose"):
         load_site(root / "north", "north", config(), ["cat", "dog"])
 
 
@@ -99,13 +99,15 @@ def test_a_class_of_the_federation_never_leads_out_of_the_folder(root: Path) -> 
     assert sorted(set(alone.labels.tolist())) == [0, 1, 2]
 
 
-def test_a_folder_that_is_no_site_is_refused_with_the_layout(root: Path) -> None:
-    for folder in (root / "nowhere", root / "north" / "cat", root / "north" / "cat" / "0.png"):
-        with pytest.raises(DataError, match="folder/<class>"):
-            class_folders(folder)
+def test_a_folder_that_is_no_site_is_refused(root: Path) -> None:
     (root / "empty").mkdir()
-    with pytest.raises(DataError, match="no class folders"):
-        class_folders(root / "empty")
+    for place, said in (
+        ("nowhere", "does not exist"),
+        ("north/cat", "no images in class"),
+        ("empty", "no images in cla"),
+    ):
+        with pytest.raises(DataError, match=said):
+            load_site(root / place, "north", config())
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,6 @@ def test_a_site_says_itself_how_many_bits_its_scanner_has(tmp_path: Path, caplog
     site = load_site(tmp_path, "north", config(), bits=12)
     assert (site.images.min(), site.bits) == (255, 12)
     assert caplog.messages == [
-        f"Class folders without images: '{tmp_path / 'none'}'; their domains have none of these classes.",
         "'folder' has classes without a sample: 'none'.",
         "'folder' has classes with a single sample, which cannot be both trained on and tested: 'north/rare'.",
     ]

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from fedkeel.data import PARTITIONS, Reader
 from fedkeel.data.dataset import Domain, Images, Parts
-from fedkeel.data.readers.camelyon17 import Camelyon17
-from fedkeel.data.readers.digits_five import DigitsFive
-from fedkeel.data.readers.domainnet import DomainNet
-from fedkeel.data.readers.office_caltech_10 import OfficeCaltech10
-from fedkeel.data.readers.pacs import PACS
-from fedkeel.data.readers.vlcs import VLCS
-from fedkeel.data.splits import by_shares, shuffled_split, tell_shared_groups
+from fedkeel.data.readers.digits import DigitsFive
+from fedkeel.data.readers.medical import Camelyon17
+from fedkeel.data.readers.trees import PACS, VLCS, DomainNet, OfficeCaltech10
+from fedkeel.data.splits import by_shares, shuffled_split
 
 
 def domain(images: int, classes: int = 7, official: int | None = None) -> Domain:
@@ -37,8 +32,7 @@ def sizes(cuts: dict[str, Parts]) -> dict[str, tuple[int, ...]]:
 
 
 def published(reader: type[Reader]) -> dict[str, Domain]:
-    counts = {name: uses["images"] for name, uses in reader().published_sizes().items()}
-    return {name: domain(count if isinstance(count, int) else count[0]) for name, count in counts.items()}
+    return {name: domain(size if isinstance(size, int) else size[0]) for name, size in reader.sizes.items()}
 
 
 def test_fedbn_takes_62_and_50_of_office_caltech_10() -> None:
@@ -120,17 +114,6 @@ def test_an_official_split_stays_unless_it_is_asked_to_go() -> None:
     assert len(test) in range(18, 23)
 
 
-def test_a_group_is_never_split_apart() -> None:
-    groups = np.repeat(np.arange(40), 3)
-    labels = np.repeat(np.arange(40) % 2, 3)
-    parts = by_shares({"a": Domain([Images(labels)], groups=groups)}, 0, validation=0.2, test=0.3)["a"]
-    owners = [set(groups[part]) for part in parts]
-    assert [len(own) for own in owners] == [20, 8, 12]
-    assert sum(len(part) for part in parts) == 120
-    assert not owners[0] & owners[1]
-    assert not (owners[0] | owners[1]) & owners[2]
-
-
 @pytest.mark.parametrize("clients", [100, 200, 500, 1000])
 def test_hbn_spreads_cifar10_over_up_to_a_thousand_clients(clients: int) -> None:
     labels = np.repeat(np.arange(10), 5000)
@@ -174,10 +157,3 @@ def test_a_group_that_has_most_images_is_trained_on_and_few_groups_are_told(capl
         "a"
     ]
     assert len(train) == 100
-
-
-@pytest.mark.parametrize(("shared", "told"), [(1, "1 group is in several"), (2, "2 groups are in several")])
-def test_one_group_in_two_domains_is_told_of_as_one(shared: int, told: str, caplog: pytest.LogCaptureFixture) -> None:
-    domains: Any = {name: SimpleNamespace(groups=np.arange(shared)) for name in ("north", "south")}
-    tell_shared_groups(domains)
-    assert caplog.messages[0].startswith(told)

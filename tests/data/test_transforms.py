@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fedkeel.data import TRANSFORMS, Pipeline, parse_transforms
-from fedkeel.data.readers import pacs
+from fedkeel.data.readers.trees import FEDDG_GA
 from fedkeel.data.transforms.colour import ColourJitter, Grayscale, Normalise, from_hsv, to_hsv
 from fedkeel.data.transforms.geometry import Crop, Flip, Resize, ResizedCrop, Rotation
 from fedkeel.errors import FedkeelError
@@ -153,7 +153,7 @@ def test_hue_turns_the_colour_wheel_as_colorsys_does(hue: float) -> None:
 
 
 def test_pacs_is_jittered_by_two_fifths_in_hue_as_well() -> None:
-    (jitter,) = (part for part in parse_transforms(pacs.TRAIN).transforms if isinstance(part, ColourJitter))
+    (jitter,) = (part for part in parse_transforms(FEDDG_GA).transforms if isinstance(part, ColourJitter))
     assert (jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue) == (0.4, 0.4, 0.4, 0.4)
 
 

@@ -166,7 +166,7 @@ def test_scans_of_twelve_bits_are_predicted_and_calibrated_as_they_were_trained(
     assert known["bits"] == 12
     assert not [message for message in caplog.messages if "dark" in message]
     Image.fromarray(np.full((8, 8), 5000, np.uint16)).save(tmp_path / "b.tif")
-    with pytest.raises(FedkeelError, match="go up to 5,000, and bits=12 is for values below 4,096"):
+    with pytest.raises(FedkeelError, match="its pixels go from 5,000 to 5,000: 12 bits hold 0 to 4,095"):
         trained.predict(tmp_path / "b.tif")
 
 

@@ -2,11 +2,9 @@
 
 examples:
   fedkeel data list                               what there is, and what of it is here
-  fedkeel data check pacs --root ./PACS           is it complete?
-  fedkeel data check folder --root ./images       what of it is read, and what is not?
   fedkeel data describe folder --root ./images
   fedkeel data show digits-shift -o digits.png
-  fedkeel data pack pacs --size 64 --out pacs.npz
+  fedkeel data pack pacs --size 64 --out ./pacs-64
 """
 
 import sys
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import fedkeel
-from fedkeel.cli.terminal.output import Line, Table, show
+from fedkeel.cli.terminal.output import Table, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser, add_command, given_options, with_options
 from fedkeel.config import from_dict
 from fedkeel.core.naming import file_name
@@ -51,16 +49,11 @@ def add_arguments(parser: Parser) -> None:
     listing = add("list", list_data, summary, usage="[NAME...] [options]")
     listing.add_argument("names", nargs="*", metavar="NAME", help="only these")
     listing.add_shared("--json", "--import")
-    check = add("check", check_data, "count a data set against its published sizes")
-    check.add_argument("data", metavar="NAME", help="a data set of 'fedkeel data list', or folder or table")
-    check.add_argument("--root", metavar="DIR", help="where it lies (default: in FEDKEEL_DATA)")
-    check.add_shared("--json", "--import")
-    summary = "write it as one .npz file, or as a tree of small images"
-    packing = add("pack", pack_data, summary, usage="NAME --out FILE.npz|DIR [options]")
+    packing = add("pack", pack_data, "write it as a tree of small images", usage="NAME --out DIR [options]")
     packing.add_argument("data", metavar="NAME", help="data set, with options: 'pacs(subset=greg)'")
     packing.add_argument("--root", metavar="DIR", help="where it lies (default: in FEDKEEL_DATA)")
     packing.add_shared("--import")
-    packing.add_argument("--out", required=True, metavar="FILE.npz|DIR", help="what to write")
+    packing.add_argument("--out", required=True, metavar="DIR", help="the folder to write")
     packing.add_argument("--size", type=int, metavar="N", help="pixels of a side (default: the data set's)")
 
 
@@ -122,19 +115,24 @@ def list_data(arguments: Arguments) -> int:
     """
     from rich.text import Text
 
-    from fedkeel.data.check import standings
+    from fedkeel.data.reader import PUBLISHED, standing
 
     documents, lines = [], list[Any]()
-    for standing in standings(arguments.names):
-        entry, check, layout = standing.reader, standing.check, standing.reader.layout.splitlines()
-        document = {name: getattr(entry, name) for name in ("name", "what", "home", "licence")}
-        document |= {"layout": layout, "classes": entry.num_classes, "images": entry.total()}
-        document |= {"sizes": entry.published_sizes()}
-        document |= {"found": check is not None, "complete": bool(check and check.complete)}
-        documents.append({**document, "root": check.root if check else None})
-        size = f"{entry.total():,} images, {entry.num_classes} classes, {len(entry.sizes)} domain(s)"
-        rows = [("what", entry.what), ("size", size), ("get", f"{entry.home}   (licence: {entry.licence})")]
-        rows += [*zip_longest(["looks"], layout, fillvalue=""), ("found", standing.found)]
+    for found in [standing(name) for name in arguments.names or sorted(PUBLISHED)]:
+        entry, layout = found.reader, found.reader.layout.splitlines()
+        what = fedkeel.data.DATASETS.entry(entry.name).summary
+        document = {name: getattr(entry, name) for name in ("name", "home", "licence", "sizes")}
+        document |= {"what": what, "layout": layout, "images": found.images}
+        document |= {"root": found.root, "problems": found.problems, "complete": not found.problems}
+        documents.append(document)
+        here = (
+            [f"{found.root}, as published"]
+            if not found.problems
+            else [*([found.root] if found.root else []), *found.problems]
+        )
+        rows = [("what", what), ("size", f"{found.images:,} images in {len(entry.sizes)} domain(s)")]
+        rows += [("get", f"{entry.home}   (licence: {entry.licence})")]
+        rows += [*zip_longest(["looks"], layout, fillvalue=""), *zip_longest(["found"], here, fillvalue="")]
         lines += [Text(entry.name, style="bold"), *(f"  {head:7}{text}" for head, text in rows)]
     if not arguments.names:
         lines.append(
@@ -144,49 +142,19 @@ def list_data(arguments: Arguments) -> int:
     return 0
 
 
-def check_data(arguments: Arguments) -> int:
-    """Count the images of a data set against the published sizes; of your own images, say what each is
-    for. What is missing is an error, the first thing of all; the exit code is 1 where counts differ.
-
-    examples:
-      fedkeel data check pacs --root ./PACS
-      fedkeel data check 'folder(group=(patient\\d+)_)' --root ./images
-      fedkeel data check 'table(file=images.csv)'
-      fedkeel data check 'domainnet(classes=all)'
-    """
-    from fedkeel.data.check import check
-
-    result = check(arguments.data, arguments.root)
-    document = {"name": result.name, "root": result.root, "complete": result.complete}
-    document |= {"counts": [asdict(count) for count in result.counts], "problems": result.problems}
-    rows = [(n.domain, n.use, f"{n.found:,}", " or ".join(f"{size:,}" for size in n.published)) for n in result.counts]
-    if any(count.published for count in result.counts):
-        verdict = "Complete: everything is as published."
-    else:
-        verdict = "Nothing is missing; there are no published sizes of this choice to compare with."
-    table = Table(["domain", "for", "found", "published"], rows)
-    sentences = [verdict] if result.complete else [f"- {problem}" for problem in result.problems]
-    lines: list[Line] = [f"{result.name} in {result.root}", table, *sentences]
-    show(lines, document, as_json=arguments.json, soft_wrap=True)
-    return 0 if result.complete else 1
-
-
 def pack_data(arguments: Arguments) -> int:
-    """Read a data set and write its images, labels and splits as one .npz file, or as a folder
-    DIR/DOMAIN/CLASS/ with lists in DIR/splits.
+    """Read a data set and write its images as PNG files, DIR/DOMAIN/CLASS/, with lists in DIR/splits.
 
     examples:
-      fedkeel data pack pacs --size 64 --out pacs-64.npz
+      fedkeel data pack pacs --size 64 --out ./pacs-64
       fedkeel data pack 'domainnet(classes=top-100)' --root ./DomainNet --size 128 --out ./domainnet-128
     """
-    from fedkeel.data.formats.writing import write
+    from fedkeel.data.show import write_tree
 
     given = with_options(arguments.data, root=arguments.root, size=arguments.size)
     dataset = fedkeel.data.DATASETS.build(given.name, **given.options)
-    target = write(dataset, arguments.out)
-    reader = "npz" if target.suffix == ".npz" else "folder"
-    size = "" if reader == "npz" else f", size={dataset.images.shape[-1]}"
+    target = write_tree(dataset, arguments.out)
     held = "" if any(len(split.validation) for split in dataset.domains.values()) else ", validation=0"
     print(target)
-    print(f"Read it with --data '{reader}(root={target}{size}{held})'.", file=sys.stderr)
+    print(f"Read it with --data 'folder(root={target}, size={dataset.images.shape[-1]}{held})'.", file=sys.stderr)
     return 0

@@ -57,7 +57,7 @@ def run(arguments: Arguments) -> int:
     need_nvflare()
 
     from fedkeel.data.formats.images import Bits
-    from fedkeel.data.site import class_folders, site_reader
+    from fedkeel.data.site import site_reader
     from fedkeel.deploy.jobs import join
     from fedkeel.deploy.kits import name_of
     from fedkeel.deploy.policy import Policy
@@ -66,8 +66,6 @@ def run(arguments: Arguments) -> int:
     name = name_of(kit)
     if arguments.accept:
         Policy.read(Path(arguments.accept).expanduser())
-    if not folder.is_file():
-        class_folders(folder)
     given = {"group": arguments.group, "tolerate": arguments.tolerate}
     given["bits"] = checked(arguments.bits, Bits | None, "--bits")
     own = {option: value for option, value in given.items() if value is not None}

@@ -1,7 +1,5 @@
-"""A data set: as it lies on disk, a `Manifest`, and as it was read, a `Dataset`, before it is cut into clients.
-
-A reader's `scan(root)` makes the manifest, without decoding an image, and raises an error at the first thing that is
-missing. Of the images, `assemble` decodes those that a split uses, and only those.
+"""A data set: as it lies on disk, a `Domain` for each look, and as it was read, a `Dataset`, before it is cut into
+clients. Of the images, `assemble` decodes those that a split uses, and only those.
 """
 
 import logging
@@ -10,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from fedkeel.data.formats.dicom import MissingPackage
 from fedkeel.data.formats.images import ADVICE, Depth, decode, reason
 from fedkeel.data.population import IntArray, Split
 from fedkeel.data.store import Bytes, Notes, stored
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, quoted
 
 log = logging.getLogger("fedkeel")
 
@@ -78,12 +76,12 @@ def split_domain(train: Sequence[Images], test: Sequence[Images], validation: Se
 
 @dataclass(frozen=True)
 class Manifest:
-    """A data set on disk: its classes in label order and its domains."""
+    """A data set on disk: its classes in label order and its domains, in which no image was decoded yet."""
 
     name: str
     root: Path
     classes: tuple[str, ...]
-    domains: Mapping[str, Domain] = field(default_factory=dict)
+    domains: Mapping[str, Domain]
 
 
 # -- as it was read ----------------------------------------------------------------------------------------------------
@@ -100,7 +98,6 @@ class Dataset:
     domains: Mapping[str, Split]
     train_transform: Transform | str = "normalise"
     test_transform: Transform | str = "normalise"
-    users: npt.NDArray[Any] | None = None  # whose each image is, whole numbers or text; for the partition by-user
     on_disk: bool = False  # whether the images are mapped from a file
     bits: int | None = None  # that grey images of 16 bits use
     paths: Sequence[str] = ()  # the file that each image came from; none where they lie together in larger ones
@@ -109,14 +106,9 @@ class Dataset:
     def __post_init__(self) -> None:
         if not self.domains:
             raise DataError(f"'{self.name}' has no domain: give at least one.")
-        if self.users is not None and len(self.users) != len(self.images):
-            raise DataError(f"'{self.name}' has {len(self.images)} images, but users of {len(self.users)}.")
         for domain, split in self.domains.items():
             if len(split.all()) < sum(map(len, split)):
-                raise DataError(
-                    f"In '{self.name}' an image of the domain '{domain}' is in two of train, validation and test: "
-                    "keep it in one."
-                )
+                raise DataError(f"In '{self.name}' an image of the domain '{domain}' is in two splits: keep it in one.")
 
 
 def indices(positions: npt.NDArray[np.integer] | Sequence[int]) -> Tensor:
@@ -125,103 +117,89 @@ def indices(positions: npt.NDArray[np.integer] | Sequence[int]) -> Tensor:
 
 
 def assemble(
-    manifest: Manifest,
-    parts: Mapping[str, Parts],
-    size: int,
-    transforms: tuple[str, str],
-    *,
-    tolerate: float = TOLERATED,
-    bits: int | None = None,
+    raw: Manifest, parts: Mapping[str, Parts], size: int, *, tolerate: float = TOLERATED, bits: int | None = None
 ) -> Dataset:
-    """The images of `parts` in one store; the usual `transforms` are for training and testing."""
+    """The images of `parts` in one store."""
     used = {name: np.unique(np.concatenate(cuts)) for name, cuts in parts.items()}
     for name, positions in used.items():
         if len(positions) == 0:
-            raise DataError(f"The domain '{name}' of '{manifest.name}' has no images in '{manifest.root}'.")
-    files = [manifest.domains[name].files for name in used]
+            raise DataError(f"The domain '{name}' of '{raw.name}' has no images in '{raw.root}'.")
+    files = [raw.domains[name].files for name in used]
     if (tolerate != TOLERATED or bits) and not all(files):
-        option = f"bits={bits}" if bits else f"tolerate={tolerate:g}"
-        raise DataError(
-            f"{option} is for image files, and '{manifest.name}' has its images in larger ones: leave it out."
-        )
+        raise DataError(f"'{raw.name}' has its images in larger files: leave out tolerate and bits.")
     paths = [files[i] for files, own in zip(files, used.values(), strict=True) for i in own] if all(files) else []
-    images, broken = decode_all(manifest, used, size, bits, tolerate)
+    images, broken = decode_all(raw, used, size, bits, tolerate)
     labels: list[IntArray] = []
     splits, start = {}, 0
     for name, cuts in parts.items():
-        all_labels = manifest.domains[name].labels
+        all_labels = raw.domains[name].labels
         place = np.full(len(all_labels), -1)
         place[used[name]] = start + np.arange(len(used[name]))
         place[np.isin(place, broken)] = -1
         splits[name] = Split(*(indices(found[found >= 0]) for found in (place[cut] for cut in cuts)))
         labels.append(all_labels[used[name]])
         start += len(used[name])
+    with warnings.catch_warnings():  # torch's, of a file that is only read
+        warnings.simplefilter("ignore", UserWarning)
+        channels_first = torch.from_numpy(images).permute(0, 3, 1, 2)
     return Dataset(
-        name=manifest.name,
-        images=as_tensor(images),
+        name=raw.name,
+        images=channels_first,
         labels=torch.from_numpy(np.concatenate(labels)),
-        classes=manifest.classes,
+        classes=raw.classes,
         domains=splits,
-        train_transform=transforms[0],
-        test_transform=transforms[1],
         on_disk=isinstance(images, np.memmap),
         bits=bits,
-        paths=[str(file.relative_to(manifest.root) if file.is_relative_to(manifest.root) else file) for file in paths],
+        paths=[str(file.relative_to(raw.root) if file.is_relative_to(raw.root) else file) for file in paths],
     )
 
 
-def as_tensor(images: Bytes) -> Tensor:
-    """Channels first, as a view of images (N, H, W, 3), which may be a file that is only read: torch would warn."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(images).permute(0, 3, 1, 2)
-
-
 def decode_all(
-    manifest: Manifest, used: Mapping[str, IntArray], size: int, bits: int | None, tolerate: float
+    raw: Manifest, used: Mapping[str, IntArray], size: int, bits: int | None, tolerate: float
 ) -> tuple[Bytes, list[int]]:
     """The images at the sorted positions `used` of each domain, one after the other, and which of them are broken."""
-    chosen: list[tuple[Images, IntArray]] = []
-    for name, positions in used.items():
+    names, key, chosen = list[str](), list[object]([size, bits]), list[tuple[Images, IntArray]]()
+    for domain, positions in used.items():
         start = 0
-        for run in manifest.domains[name].images:
-            stop = start + len(run.labels)
-            chosen.append((run, positions[(positions >= start) & (positions < stop)] - start))
-            start = stop
-    names, key = list[str](), list[object]([size, bits])
-    for run, own in chosen:
-        single = len(run.files) == len(run.labels)
-        names += [str(run.files[i]) if single else f"{run.files[0]} row {i}" for i in own]
-        key += [[*map(fingerprint, [run.files[i] for i in own] if single else run.files), not single and own.tolist()]]
+        for run in raw.domains[domain].images:
+            own = positions[(positions >= start) & (positions < start + len(run.labels))] - start
+            single = len(run.files) == len(run.labels)
+            names += [str(run.files[i]) if single else f"{run.files[0]} row {i}" for i in own]
+            files = [run.files[i] for i in own] if single else run.files
+            key.append([*map(fingerprint, files), not single and own.tolist()])
+            chosen.append((run, own))
+            start += len(run.labels)
 
     def decoded(notes: Notes) -> Iterator[Bytes]:
-        depth, broken, first = Depth(bits), dict[str, str](), 0
+        depth, broken, first = Depth(bits), list[tuple[int, str]](), 0
         for run, own in chosen:
             items = run.items()
             for some in np.array_split(own, math.ceil(len(own) / AT_ONCE)) if len(own) else ():
                 images = np.zeros((len(some), size, size, 3), np.uint8)
                 problems = in_threads(images, [items[i] for i in some], depth, names[first : first + len(some)])
-                broken |= {str(first + number): problem for number, problem in problems.items()}
+                broken += [(first + number, problem) for number, problem in enumerate(problems) if problem]
                 yield images
                 first += len(some)
-        refuse_too_many(manifest.name, broken, names, tolerate)
         notes |= {"broken": broken, "dark": depth.sentences(ADVICE)}
 
-    images, notes = stored(manifest.name, key, (len(names), size, size, 3), decoded)
-    refuse_too_many(manifest.name, notes["broken"], names, tolerate)
+    images, notes = stored(raw.name, key, (len(names), size, size, 3), decoded)
     for sentence in notes["dark"]:
-        log.warning("Of '%s', %s", manifest.name, sentence)
-    for number, problem in notes["broken"].items():
-        log.warning(
-            "The image '%s' of '%s' cannot be decoded and is left out: %s.", names[int(number)], manifest.name, problem
-        )
-    if notes["broken"]:
-        log.warning("%d of the %d images of '%s' are left out.", len(notes["broken"]), len(names), manifest.name)
-    return images, [*map(int, notes["broken"])]
+        log.warning("Of '%s', %s", raw.name, sentence)
+    broken = {number: f"{names[number]} ({problem})" for number, problem in notes["broken"]}
+    if broken:
+        few = quoted([*broken.values()], 5)
+        told = f"{len(broken)} of the {len(names)} images of '{raw.name}' cannot be decoded"
+        if len(broken) > tolerate * len(names):
+            share = math.ceil(1000 * len(broken) / len(names)) / 1000
+            raise DataError(
+                f"{told}: remove {few}, or give tolerate={share:g} (--tolerate {share:g}) to go on without."
+            )
+        log.warning("%s and are left out: %s.", told, few)
+    return images, [*broken]
 
 
-def in_threads(images: Bytes, items: Sequence[Any], depth: Depth, names: Sequence[str]) -> dict[int, str]:
-    """Decode the items into `images`; why each of those that could not be decoded could not."""
+def in_threads(images: Bytes, items: Sequence[Any], depth: Depth, names: Sequence[str]) -> list[str]:
+    """Decode the items into `images`; of each why it could not be decoded, or nothing."""
 
     def attempt(number: int) -> str:
         try:
@@ -235,19 +213,7 @@ def in_threads(images: Bytes, items: Sequence[Any], depth: Depth, names: Sequenc
     # Pillow decodes outside of the interpreter lock. It warns of large images without saying of which file.
     with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         warnings.simplefilter("ignore")
-        return {number: problem for number, problem in enumerate(pool.map(attempt, range(len(items)))) if problem}
-
-
-def refuse_too_many(name: str, broken: Mapping[str, str], names: Sequence[str], tolerate: float) -> None:
-    if len(broken) <= tolerate * len(names):
-        return
-    few = [f"'{names[int(number)]}' ({problem})" for number, problem in list(broken.items())[:3]]
-    enough = math.ceil(1000 * len(broken) / len(names)) / 1000
-    advice = f", or give tolerate={enough:g} (--tolerate {enough:g}) to do without them" if enough < 1 else ""
-    raise DataError(
-        f"{len(broken)} of the {len(names)} images of '{name}' cannot be decoded, more than {100 * tolerate:g} %: "
-        f"repair or remove {', '.join(few)}{' and others' if len(broken) > 3 else ''}{advice}."
-    )
+        return list(pool.map(attempt, range(len(items))))
 
 
 def fingerprint(file: Path) -> list[object]:

@@ -8,9 +8,8 @@ only when a batch is drawn, by the federation's transforms. What is no picture (
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
@@ -25,7 +24,7 @@ from fedkeel.errors import DataError, unknown
 __all__ = ["Client", "Federation", "Transform", "no_indices"]
 
 MOST_SHOWN = 12  # clients in a notebook
-MOST_NAMED = 100  # clients whose names an error goes through
+MOST_NAMED = 100  # clients that an error knows
 
 
 class Transform(Protocol):
@@ -50,11 +49,6 @@ class Transform(Protocol):
 def called(shape: Sequence[int]) -> str:
     """What a sample of this shape is."""
     return "image" if len(shape) == 3 else "row"
-
-
-def extent(shape: Sequence[int]) -> str:
-    """The size of a sample in words: 32 x 32 pixels, or 30 numbers."""
-    return f"{shape[-2]} x {shape[-1]} pixels" if len(shape) == 3 else f"{math.prod(shape):,} numbers"
 
 
 @dataclass(frozen=True)
@@ -91,15 +85,17 @@ class Federation:
     columns: tuple[str, ...] = ()  # the names of a vector's numbers, where it was a row of a table
 
     def __post_init__(self) -> None:
-        if not (self.images.ndim == 4 if self.images.dtype == torch.uint8 else self._is_float):
+        floats = self.images.dtype == torch.float32 and self.images.ndim >= 2
+        if not floats and (self.images.dtype, self.images.ndim) != (torch.uint8, 4):
             raise DataError(
                 f"The images of '{self.name}' have dtype {self.images.dtype} and shape {tuple(self.images.shape)}: "
                 "give a uint8 tensor of shape (N, C, H, W), or float32, of that shape or (N, D)."
             )
         if self.labels.shape != (len(self.images),):
             raise DataError(f"'{self.name}' has {len(self.images)} images but {len(self.labels)} labels.")
-        for name, count in Counter(client.name for client in self._in_memory).items():
-            if count > 1 or self._number(name) is not None:
+        names = [client.name for client in (self.unseen if isinstance(self.clients, Population) else self)]
+        for name, count in Counter(names).items():
+            if count > 1 or (isinstance(self.clients, Population) and self.clients.number(name) is not None):
                 raise DataError(f"Two clients of '{self.name}' are called '{name}': give each a name of its own.")
 
     def __repr__(self) -> str:
@@ -131,10 +127,6 @@ class Federation:
         return tuple(self.images.shape[1:])
 
     @property
-    def _is_float(self) -> bool:
-        return self.images.dtype == torch.float32 and self.images.ndim >= 2
-
-    @property
     def domains(self) -> list[str]:
         """Domains of the training clients, then of the unseen ones, each once, in the clients' order."""
         return list(dict.fromkeys(client.domain for client in self.one_of_each()))
@@ -145,14 +137,9 @@ class Federation:
 
     def __getitem__(self, name: str) -> Client:
         client = self._find(name)
-        if client is not None:
-            return client
-        if len(self.clients) <= MOST_NAMED:
-            raise DataError(unknown("client", name, [client.name for client in self]))
-        raise DataError(
-            f"There is no client named '{name}' among the {len(self.clients):,} of '{self.name}': they are called "
-            f"'{self.clients[0].name}' to '{self.clients[-1].name}'."
-        )
+        if client is None:
+            raise DataError(unknown("client", name, [client.name for client in itertools.islice(self, MOST_NAMED)]))
+        return client
 
     def one_of_each(self, *, unseen: bool = True) -> Iterator[Client]:
         """Clients enough to see every domain, validation set and test set; without `unseen`, of those that train.
@@ -175,19 +162,13 @@ class Federation:
             return each_once([group.used() for group in self.clients.groups])
         return each_once([client.train for client in self.clients])
 
-    @property
-    def _in_memory(self) -> Iterable[Client]:
-        return self.unseen if isinstance(self.clients, Population) else self
-
-    def _number(self, name: str) -> int | None:
-        return self.clients.number(name) if isinstance(self.clients, Population) else None
-
     @cached_property
     def _by_name(self) -> dict[str, Client]:
-        return {client.name: client for client in self._in_memory}
+        """Those that are not made on demand."""
+        return {client.name: client for client in (self.unseen if isinstance(self.clients, Population) else self)}
 
     def _find(self, name: str) -> Client | None:
-        number = self._number(name)
+        number = self.clients.number(name) if isinstance(self.clients, Population) else None
         return self._by_name.get(name) if number is None else self.clients[number]
 
     def on_validation(self) -> Federation:
@@ -196,11 +177,11 @@ class Federation:
         What was for testing is in no client's hands any more, and unseen clients, which have nothing else, are left
         out.
         """
+        clients: Sequence[Client] = tuple(
+            replace(client, test=client.validation) for client in self.one_of_each(unseen=False)
+        )
         if isinstance(self.clients, Population):
-            groups = [replace(group, test=group.validation) for group in self.clients.groups]
-            clients: Sequence[Client] = Population(groups)
-        else:
-            clients = tuple(replace(client, test=client.validation) for client in self.clients)
+            clients = Population([replace(group, test=group.validation) for group in self.clients.groups])
         validated = replace(self, clients=clients, unseen=())
         if not any(len(client.validation) for client in validated.one_of_each()):
             raise DataError(
@@ -215,7 +196,5 @@ class Federation:
         The clients of the federation stay as evaluation targets (in `unseen`, with their own names); of those that are
         made on demand, one of each.
         """
-        names = itertools.chain(["pooled"], (f"pooled-{i}" for i in itertools.count()))
-        name = next(name for name in names if self._find(name) is None)
-        everything = Client(name, "pooled", self.training_images(), no_indices(), no_indices())
+        everything = Client("pooled", "pooled", self.training_images(), no_indices(), no_indices())
         return replace(self, clients=(everything,), unseen=tuple(self.one_of_each()))

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedkeel import seeds, spec
 from fedkeel.data import partition as partitions
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.federation import Federation, Transform
-from fedkeel.data.partition import Partition, Pool, in_proportion
-from fedkeel.data.population import Client, ClientGroup, IntArray, Population, Slices, each_once, no_indices
+from fedkeel.data.federation import Federation
+from fedkeel.data.partition import Partition, as_typed, in_proportion
+from fedkeel.data.population import Client, ClientGroup, IntArray, Population, Shares, each_once, no_indices
 from fedkeel.data.reader import DATASETS
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError, quoted, unknown
@@ -31,7 +30,7 @@ class Cut:
     partition: str | Partition = "domains"  # of each domain's training images, e.g. "dirichlet(alpha=0.3, clients=10)"
     unseen: str | Sequence[str] = ()  # a domain, or several, that are held out: evaluated, never trained on
     unseen_split: Literal["all", "test"] = "all"  # test on every image of an unseen domain, or on its test images only
-    tests: Literal["shared", "own"] = "shared"  # clients of a domain share its test images, or have its own class mix
+    tests: Literal["shared", "own"] = "shared"  # clients of a domain share its test images, or have their own class mix
     subsample: Count | None = None  # training images that each client keeps, drawn class by class
     seed: int = 0  # of the partition and the subsample; the split into train, validation and test does not depend on it
     train_transform: str | None = None  # in place of the data set's own, e.g. "crop(padding=4)+flip+normalise"
@@ -53,22 +52,22 @@ class Cut:
         if not seen:
             raise DataError(f"Every domain of '{dataset.name}' is unseen: leave at least one to train on.")
         # A count for a domain that is held out is no mistake: the same partition serves every domain left out in turn.
-        partitions.build(self.partition).check(list(dataset.domains))
+        for domain in getattr(self.partition, "counts", {}):
+            if as_typed(domain) not in map(as_typed, dataset.domains):
+                raise DataError(unknown("training domain", domain, dataset.domains))
         clients: Sequence[Client] = Population([self.group(dataset, domain) for domain in seen])
         if self.tests == "own":
             clients = [with_own_mix(client, dataset.labels, self.seed) for client in clients]
-        return self.of_clients(dataset, clients, [self.unseen_client(dataset, domain) for domain in held_out])
-
-    def of_clients(self, dataset: Dataset, clients: Sequence[Client], unseen: Sequence[Client]) -> Federation:
+        given = {"train_transform": self.train_transform, "test_transform": self.test_transform}
+        chosen = {name: getattr(dataset, name) if text is None else text for name, text in given.items()}
         federation = Federation(
             name=dataset.name,
             images=dataset.images,
             labels=dataset.labels,
             classes=dataset.classes,
             clients=clients,
-            train_transform=given_or(self.train_transform, dataset.train_transform),
-            test_transform=given_or(self.test_transform, dataset.test_transform),
-            unseen=tuple(unseen),
+            **{name: parse_transforms(own) if isinstance(own, str) else own for name, own in chosen.items()},
+            unseen=tuple(self.unseen_client(dataset, domain) for domain in held_out),
             on_disk=dataset.on_disk,
             bits=dataset.bits,
             paths=dataset.paths,
@@ -88,14 +87,13 @@ class Cut:
         split = dataset.domains[domain]
         train = split.train.sort().values
         labels: IntArray = dataset.labels[train].numpy()
-        users = None if dataset.users is None else dataset.users[train.numpy()]
-        shares = partitions.build(self.partition).shares(Pool(domain, labels, users, self.seed))
+        shares = partitions.build(self.partition).shares(domain, labels, self.seed)
         group = ClientGroup(domain, shares, train, split.validation, split.test)
-        empty = np.flatnonzero(shares.sizes == 0)
-        if len(empty):
+        least = int(shares.sizes.argmin())
+        if shares.sizes[least] < (self.subsample or 1):
             raise DataError(
-                f"The client '{group.name(int(empty[0]))}' gets none of the {len(labels)} training samples of "
-                f"'{domain}': ask for fewer clients or a more even partition."
+                f"The client '{group.name(least)}' gets {shares.sizes[least]} of the {len(labels)} training samples of "
+                f"'{domain}', fewer than {self.subsample or 1}: ask for fewer clients, or a lower subsample."
             )
         return group if self.subsample is None else subsampled(group, labels, self.subsample, self.seed)
 
@@ -114,8 +112,7 @@ def load(name: str, **options: Any) -> Federation:
     cut = Cut(**{field.name: options.pop(field.name) for field in fields(Cut) if field.name in options})
     if options.get("root") is not None:
         as_path(options["root"], "root")
-    dataset = DATASETS.build(name, **options)
-    return cut.federation(dataset)
+    return cut.federation(DATASETS.build(name, **options))
 
 
 def refuse_missing(text: str) -> None:
@@ -145,31 +142,19 @@ def load_spec(
     return load(parsed.name, **options)
 
 
-def given_or(text: str | None, usual: Transform | str) -> Transform:
-    chosen = usual if text is None else text
-    return parse_transforms(chosen) if isinstance(chosen, str) else chosen
-
-
 def subsampled(group: ClientGroup, labels: IntArray, samples: int, seed: int) -> ClientGroup:
     """The clients with `samples` of their training images, their classes in the same proportions as far as they go."""
-    shares, sizes = group.shares, group.shares.sizes
-    if not isinstance(shares, Slices):
+    if type(group.shares) is not Shares:
         raise DataError(
-            f"Every client of '{group.domain}' draws {sizes[0]} samples of its own, so subsample={samples} has nothing "
-            "to do: leave one of them out."
-        )
-    few = np.flatnonzero(sizes < samples)
-    if len(few):
-        raise DataError(
-            f"The client '{group.name(int(few[0]))}' has {sizes[few[0]]} training samples, fewer than "
-            f"subsample={samples}: lower subsample or ask for fewer clients."
+            f"Every client of '{group.domain}' draws its own samples, so subsample={samples} has nothing to do: leave "
+            "one of them out."
         )
     kept = []
     for number in range(len(group)):
-        positions = shares.positions(number)
+        positions = group.shares.positions(number)
         generator = seeds.numpy_generator(seed, "subsample", group.name(number))
         kept.append(positions[in_proportion(labels[positions], samples, generator)])
-    return replace(group, shares=Slices(kept, shares.ids))
+    return replace(group, shares=Shares(kept))
 
 
 def with_own_mix(client: Client, labels: Tensor, seed: int) -> Client:
@@ -191,46 +176,42 @@ def refuse_transforms(federation: Federation) -> None:
     x = federation.images[:2]
     for transform in (federation.train_transform, federation.test_transform) if x.is_floating_point() else ():
         for part in getattr(transform, "transforms", (transform,)):
-            name = type(part).__name__
-            if getattr(part, "of_colours", False):
-                raise DataError(
-                    f"The transform {name} changes colours between 0 and 1, and these data are floats that may be "
-                    "anything: leave it out, or give uint8 images."
-                )
             try:
-                fits = part(x, torch.full((len(x), part.draws), 0.5)).ndim == x.ndim
+                fits = not hasattr(part, "of_colours") and part(x, torch.full((len(x), part.draws), 0.5)).ndim == x.ndim
             except (RuntimeError, IndexError, ValueError):
                 fits = False
             if not fits:
                 raise DataError(
-                    f"The transform {name} does not fit samples of shape {tuple(x.shape[1:])}: leave it out."
+                    f"The transform {type(part).__name__} does not fit float samples of shape {tuple(x.shape[1:])}: "
+                    "leave it out, or give uint8 images."
                 )
 
 
 def warn_of_gaps(dataset: Dataset, federation: Federation) -> None:
     """What cannot be both trained on and tested."""
-    everyone = list(federation.one_of_each())
-    trained, tested = (
-        set(each_once([federation.labels[part] for part in parts]).tolist())
-        for parts in ([federation.training_images()], [client.test for client in everyone])
+    everyone, classes, labels = list(federation.one_of_each()), federation.classes, federation.labels
+    trained, tested, there = (
+        {*labels[each_once(parts)].tolist()}
+        for parts in (
+            [federation.training_images()],
+            [client.test for client in everyone],
+            [split.all() for split in dataset.domains.values()],
+        )
     )
     seen = {client.domain for client in federation.one_of_each(unseen=False)}
     with_tests = {client.domain for client in everyone if len(client.test)}
-    # Where a domain is left out to be tested, the others may need no test set; and nobody can train without any.
-    enough = with_tests if with_tests & seen else {*federation.domains}
-    held_out = {client.name for client in federation.unseen}
     single = [
-        f"{domain}/{dataset.classes[label]}"
+        f"{domain}/{classes[label]}"
         for domain, split in dataset.domains.items()
-        for label in (torch.bincount(dataset.labels[split.all()]) == 1).nonzero().flatten().tolist()
-        if domain not in held_out
+        for label in (torch.bincount(labels[split.all()]) == 1).nonzero().flatten().tolist()
+        if domain not in {client.name for client in federation.unseen}
     ]
-    empty = sorted({*range(len(dataset.classes))} - {*dataset.labels.tolist()})
-    untrained = [federation.classes[label] for label in sorted(tested - trained)]
+    # Where a domain is left out to be tested, the others may need no test set; and nobody can train without any.
+    untested = [name for name in federation.domains if with_tests & seen and name not in with_tests]
     for what, names in (
-        ("classes without a sample", [dataset.classes[label] for label in empty]),
-        ("classes that are tested and that nobody trains on", untrained),
-        ("domains without test samples", [name for name in federation.domains if name not in enough]),
+        ("classes without a sample", [name for label, name in enumerate(classes) if label not in there]),
+        ("classes that are tested and that nobody trains on", [classes[label] for label in sorted(tested - trained)]),
+        ("domains without test samples", untested),
         ("classes with a single sample, which cannot be both trained on and tested", single),
     ):
         if names:

@@ -13,14 +13,12 @@ image.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from fedkeel.data.federation import Federation, Transform
 from fedkeel.data.population import USES, Client, Population, Split
@@ -30,7 +28,6 @@ from fedkeel.errors import FedkeelError, StoreError, quoted
 FILE = "federation.json"
 MOST_CLIENTS = 1000  # that are named one by one
 MOST_BYTES = 2**31  # of images that are read for a fingerprint
-WORDS = {"train": "training", "validation": "validation", "test": "test"}
 
 
 @dataclass(frozen=True)
@@ -74,11 +71,12 @@ class Outline:
         if isinstance(federation.clients, Population):
             groups = federation.clients.groups
             unit, parts = "domain", {group.domain: Split(group.train, group.validation, group.test) for group in groups}
-        elif few:
-            unit, parts = "client", {client.name: client.splits for client in clients}
         else:
-            unit, parts = "domain", by_domain(federation.clients)
+            unit, parts = "client", {client.name: client.splits for client in federation.clients}
         parts |= {client.name: client.splits for client in federation.unseen}
+        divided = hashlib.sha256()
+        for client in clients if few else ():
+            divided.update(f"{client.name!r} {client.samples} ".encode() + client.train.cpu().numpy().tobytes())
         return Outline(
             name=federation.name,
             classes=tuple(federation.classes),
@@ -91,7 +89,7 @@ class Outline:
             number=len(federation.clients),
             content=content(federation, parts),
             unit=unit,
-            division=division(clients) if few else "",
+            division=divided.hexdigest()[:32] if few else "",
             dtype=str(federation.images.dtype).removeprefix("torch."),
             columns=federation.columns,
             bits=federation.bits,
@@ -126,12 +124,9 @@ class Outline:
     @staticmethod
     def from_dict(stored: Mapping[str, Any]) -> Outline:
         try:
-            table = dict(stored)
-            for name in ("clients", "unseen"):
-                table[name] = tuple(ClientOutline(**entry) for entry in table[name])
-            for name in ("classes", "shape", "seen", "columns"):
-                table[name] = tuple(table.get(name, ()))
-            return Outline(**table)
+            clients = {name: tuple(ClientOutline(**entry) for entry in stored[name]) for name in ("clients", "unseen")}
+            tuples = {name: tuple(stored.get(name, ())) for name in ("classes", "shape", "seen", "columns")}
+            return Outline(**{**stored, **clients, **tuples})
         except (KeyError, TypeError) as error:
             raise StoreError(
                 f"The file {FILE} is of another version of Fedkeel ({error}): read it with that one."
@@ -149,50 +144,20 @@ def known_transform(text: str | None) -> Transform:
         return Unknown()
 
 
-def same_transform(one: str | None, other: str | None) -> bool:
-    """Also where one text says 30 and the other 30.0."""
-    known = known_transform(one)
-    return one == other or (not isinstance(known, Unknown) and known == known_transform(other))
-
-
-# -- the fingerprint ---------------------------------------------------------------------------------------------------
 def content(federation: Federation, parts: Mapping[str, Split]) -> dict[str, str]:
     """A digest of the labels and images of each part, split by split, in their order."""
-    images, labels = image_digests(federation.images), federation.labels.cpu().numpy()
-
-    def of(split: Split) -> str:
-        found = hashlib.blake2b(digest_size=16)
+    images, labels = federation.images.cpu().numpy(), federation.labels.cpu().numpy()
+    step = 1 + federation.images.nbytes // MOST_BYTES  # of a very large store, every few rows of an image
+    rows = images[:, :, ::step] if images.ndim > 2 else images
+    each = [hashlib.blake2b(np.ascontiguousarray(image), digest_size=16).digest() for image in rows]  # type: ignore[arg-type]
+    digests = np.frombuffer(b"".join(each), np.uint8).reshape(-1, 16)
+    found = {}
+    for name, split in parts.items():
+        digest = hashlib.blake2b(digest_size=16)
         for positions in (indices.cpu().numpy() for indices in split):
-            found.update(f"{len(positions)} ".encode() + labels[positions].tobytes() + images[positions].tobytes())
-        return found.hexdigest()
-
-    return {name: of(split) for name, split in parts.items()}
-
-
-def image_digests(images: Tensor) -> npt.NDArray[np.uint8]:
-    """A digest for each image, (N, 16), of its pixels or, in a very large store, of every few rows of them."""
-    step = 1 + images.nbytes // MOST_BYTES
-    rows = images.cpu().numpy()[:, :, ::step] if images.ndim > 2 else images.cpu().numpy()
-    digests = (hashlib.blake2b(np.ascontiguousarray(image), digest_size=16).digest() for image in rows)  # type: ignore[arg-type]
-    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
-
-
-def division(clients: Iterable[Client]) -> str:
-    """Which client has which images."""
-    found = hashlib.sha256()
-    for client in clients:
-        found.update(f"{client.name!r} {client.samples} ".encode())
-        found.update(client.train.cpu().numpy().tobytes())
-    return found.hexdigest()[:32]
-
-
-def by_domain(clients: Sequence[Client]) -> dict[str, Split]:
-    """The clients of each domain together, in their order."""
-    domains = {}
-    for domain in dict.fromkeys(client.domain for client in clients):
-        own = [client.splits for client in clients if client.domain == domain]
-        domains[domain] = Split(*map(torch.cat, zip(*own, strict=True)))
-    return domains
+            digest.update(f"{len(positions)} ".encode() + labels[positions].tobytes() + digests[positions].tobytes())
+        found[name] = digest.hexdigest()
+    return found
 
 
 def changed(before: Outline, now: Outline, *, divided: bool = True) -> str:
@@ -201,27 +166,21 @@ def changed(before: Outline, now: Outline, *, divided: bool = True) -> str:
     if before.classes != now.classes:
         here, there = (quoted(outline.classes, 10, "others") for outline in (now, before))
         return f"the classes are {here} and were {there} when the run began"
-    if before.shape != now.shape:
-        return f"samples have the shape {now.shape} and had {before.shape} when the run began"
-    for which in ("train_transform", "test_transform"):
+    for which in ("shape", "train_transform", "test_transform"):
         ours, theirs = getattr(now, which), getattr(before, which)
-        if not same_transform(ours, theirs):
+        known = None if which == "shape" else known_transform(ours)  # 30 and 30.0 are the same
+        if ours != theirs and (known in (None, Unknown()) or known != known_transform(theirs)):
             return f"the {which.replace('_', ' ')} is {ours!r} and was {theirs!r} when the run began"
-    unseen = {client.name for client in (*now.unseen, *before.unseen)}
     sizes, were = ({client.name: client for client in (*outline.clients, *outline.unseen)} for outline in (now, before))
     for name in {**before.content, **now.content}:
-        unit = "client" if name in unseen else before.unit
-        if name not in now.content:
-            return f"the {unit} '{name}' was there when the run began and is not"
-        if name not in before.content:
-            return f"the {unit} '{name}' was not there when the run began and is now"
+        if name not in now.content or name not in before.content:
+            return f"the {before.unit} '{name}' is {'gone' if name in before.content else 'new'} since the run began"
         # Of numbers first: they say more than that something is another.
         for use in USES if name in sizes and name in were else ():
             have, had = getattr(sizes[name], use), getattr(were[name], use)
             if have != had:
-                return f"the client '{name}' has {have} {WORDS[use]} samples, and had {had} when the run began"
-    for name, digest in before.content.items():
-        if now.content[name] != digest:
+                return f"the client '{name}' has {have} samples to {use}, and had {had} when the run began"
+        if now.content[name] != before.content[name]:
             return f"the samples of '{name}' are not those that the run began with"
     if divided and (before.division, before.number) != (now.division, now.number):
         return "the samples are divided among the clients in another way than when the run began"

@@ -7,34 +7,25 @@ than there are images for, do they share some. It depends on the seed and the do
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
 from fedkeel import seeds, spec
-from fedkeel.data.population import IntArray, Shares, Slices
-from fedkeel.errors import DataError, unknown
+from fedkeel.data.population import IntArray, Shares
+from fedkeel.errors import DataError
 from fedkeel.options import Count, Range, checked
 from fedkeel.registry import Registry
 
 Positions = list[IntArray]
-
-
-@dataclass(frozen=True)
-class Pool:
-    """One domain's training samples, before they are cut."""
-
-    domain: str
-    labels: IntArray
-    users: npt.NDArray[Any] | None  # whose sample it is, whole numbers or text, where the data set says so
-    seed: int
+REDRAWS = 100
 
 
 class Partition:
     """Cuts one domain's training samples into clients.
 
-    A new one overrides `cut`; or `shares`, if its clients are to be made on demand or are not called by numbers.
+    A new one overrides `cut`; or `shares`, if its clients are to be made on demand.
 
     >>> class Halves(Partition):
     ...     def cut(self, domain, labels, generator):
@@ -45,12 +36,9 @@ class Partition:
     `@PARTITIONS.register("halves")` above it makes it known by name.
     """
 
-    def check(self, domains: Sequence[str]) -> None:
-        """Refuse a federation that this partition cannot cut, before any work."""
-
-    def shares(self, pool: Pool) -> Shares:
+    def shares(self, domain: str, labels: IntArray, seed: int) -> Shares:
         """Who gets which of the samples."""
-        return Slices(self.cut(pool.domain, pool.labels, seeds.numpy_generator(pool.seed, "partition", pool.domain)))
+        return Shares(self.cut(domain, labels, seeds.numpy_generator(seed, "partition", domain)))
 
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
         """For each client, the positions of its samples in `labels`."""
@@ -75,12 +63,6 @@ class Evenly(Partition):
 
     clients: int = 1
     counts: Mapping[str, int] = field(default_factory=dict)
-
-    def check(self, domains: Sequence[str]) -> None:
-        typed = [as_typed(domain) for domain in domains]
-        for domain in self.counts:
-            if as_typed(domain) not in typed:
-                raise DataError(unknown("training domain", domain, domains))
 
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
         counts = {as_typed(name): count for name, count in self.counts.items()}
@@ -117,54 +99,40 @@ def clients_per_domain(**counts: int) -> Evenly:
 class Dirichlet(Partition):
     """Label skew: each class is spread over the clients of a domain by a draw from a Dirichlet distribution.
 
-    A draw that leaves a client below `minimum` samples is thrown away and drawn again, at most `redraws` times.
+    A draw that leaves a client below `minimum` samples is thrown away and drawn again, at most a hundred times.
     `balanced` gives nothing more to a client that already has its even share, as MOON and FedUV do.
 
     With `samples`, there may be any number of clients: each has proportions of the classes of its own, and draws that
-    many images by them, which others may have too. `minimum`, `redraws` and `balanced` are then not needed.
+    many images by them, which others may have too. `minimum` and `balanced` are then not needed.
     """
 
     alpha: Annotated[float, Range(1e-6, 1e6)] = 0.5  # the smaller, the fewer classes a client has
     clients: Count = 10  # of each domain
     minimum: Annotated[int, Range(0)] = 10
-    redraws: Annotated[int, Range(0)] = 100
     balanced: bool = False
     samples: Count | None = None
 
-    def __post_init__(self) -> None:
-        if self.samples is not None and self.balanced:
-            raise DataError("With samples in dirichlet every client has that many: leave balanced out.")
-
-    def shares(self, pool: Pool) -> Shares:
+    def shares(self, domain: str, labels: IntArray, seed: int) -> Shares:
         if self.samples is None:
-            return super().shares(pool)
-        if len(pool.labels) < self.samples:
+            return super().shares(domain, labels, seed)
+        if self.balanced or len(labels) < self.samples:
             raise DataError(
-                f"The domain '{pool.domain}' has {len(pool.labels)} training samples, fewer than the {self.samples} "
-                "samples that each client is to have: ask for fewer samples."
+                f"Each client of '{domain}' draws {self.samples} of {len(labels)} training samples: leave balanced out "
+                "and ask for no more samples than there are."
             )
-        return DirichletDraws(pool, self.alpha, self.clients, self.samples)
+        return DirichletDraws(self, domain, labels, seed)
 
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
-        if len(labels) < self.clients * max(self.minimum, 1):
-            raise DataError(
-                f"The domain '{domain}' has {len(labels)} training samples, too few for {self.clients} clients of at "
-                f"least {max(self.minimum, 1)} each: ask for fewer clients or a lower minimum, or give samples, the "
-                "number of them that each client draws and may share with others."
-            )
         members = shuffled_classes(labels, generator)
-        best = 0
-        for _ in range(self.redraws + 1):
+        for _ in range(REDRAWS + 1 if len(labels) >= self.clients * max(self.minimum, 1) else 0):
             counts = self.draw([len(own) for own in members], generator)
-            smallest = int(counts.sum(axis=0).min())
-            if smallest >= self.minimum:
+            if counts.sum(axis=0).min() >= self.minimum:
                 pieces = [np.split(own, np.cumsum(row)[:-1]) for own, row in zip(members, counts, strict=True)]
                 return [np.sort(np.concatenate(own)) for own in zip(*pieces, strict=True)]
-            best = max(best, smallest)
         raise DataError(
-            f"In {self.redraws} redraws of dirichlet(alpha={self.alpha}, clients={self.clients}) over the "
-            f"{len(labels)} training samples of '{domain}' the smallest client never had more than {best}, below "
-            f"minimum={self.minimum}: lower minimum, raise alpha, ask for fewer clients or set balanced=true."
+            f"dirichlet cannot give the {len(labels)} training samples of '{domain}' to {self.clients} clients of at "
+            f"least {max(self.minimum, 1)} each, in {REDRAWS} redraws: ask for fewer clients, lower minimum, raise "
+            "alpha, set balanced=true, or let clients share samples by samples=N."
         )
 
     def draw(self, sizes: Sequence[int], generator: np.random.Generator) -> IntArray:
@@ -192,11 +160,11 @@ class DirichletDraws(Shares):
     there are a hundred clients or a million.
     """
 
-    def __init__(self, pool: Pool, alpha: float, clients: int, samples: int) -> None:
-        self.sizes = np.broadcast_to(np.int64(samples), clients)
-        self._seed, self._domain, self._alpha, self._samples = pool.seed, pool.domain, float(alpha), samples
-        self._by_class = np.argsort(pool.labels, kind="stable")
-        _, self._members = np.unique(pool.labels, return_counts=True)
+    def __init__(self, wanted: Dirichlet, domain: str, labels: IntArray, seed: int) -> None:
+        self._wanted, self._domain, self._seed = wanted, domain, seed
+        self.sizes = np.broadcast_to(np.int64(wanted.samples or 0), wanted.clients)
+        self._by_class = np.argsort(labels, kind="stable")
+        _, self._members = np.unique(labels, return_counts=True)
         self._first = np.cumsum(self._members) - self._members
 
     def positions(self, number: int) -> IntArray:
@@ -210,9 +178,9 @@ class DirichletDraws(Shares):
 
     def counts(self, generator: np.random.Generator) -> IntArray:
         """How many images of each class a client has."""
-        shares = generator.dirichlet(np.full(len(self._members), self._alpha)) * self._members
+        shares = generator.dirichlet(np.full(len(self._members), float(self._wanted.alpha))) * self._members
         counts = np.zeros(len(self._members), np.int64)
-        while missing := self._samples - int(counts.sum()):
+        while missing := int(self.sizes[0] - counts.sum()):
             room = self._members - counts
             open_shares = np.where(room > 0, shares, 0.0)
             # When alpha is tiny, the classes that are left may have drawn exactly 0.
@@ -222,30 +190,6 @@ class DirichletDraws(Shares):
 
     def used(self) -> IntArray:
         return np.arange(len(self._by_class))
-
-
-@PARTITIONS.register("by-user")
-@dataclass(frozen=True)
-class ByUser(Partition):
-    """One client per user, where the data set says whose each image is; users with fewer images than `minimum` are
-    left out."""
-
-    minimum: Count = 1
-
-    def shares(self, pool: Pool) -> Shares:
-        if pool.users is None:
-            raise DataError(
-                f"The data set does not say whose the images of '{pool.domain}' are, so 'by-user' cannot cut them: "
-                "choose another partition, or store the users with the images (an .npz pack can)."
-            )
-        ids, sizes = np.unique(pool.users, return_counts=True)
-        parts = np.split(np.argsort(pool.users, kind="stable"), np.cumsum(sizes)[:-1])
-        kept = sizes >= self.minimum
-        if not kept.any():
-            raise DataError(
-                f"No user of the domain '{pool.domain}' has {self.minimum} training samples: lower minimum in by-user."
-            )
-        return Slices([part for part in parts if len(part) >= self.minimum], ids[kept])
 
 
 @PARTITIONS.register("shards", paper="FedAvg (McMahan et al., AISTATS 2017)")
@@ -262,20 +206,13 @@ class Shards(Partition):
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
         members = shuffled_classes(labels, generator)
         shards = self.clients * self.classes_per_client
-        if shards < len(members):
+        if not len(members) <= shards <= len(labels):
             raise DataError(
-                f"shards(clients={self.clients}, classes_per_client={self.classes_per_client}) makes {shards} shards, "
-                f"but the domain '{domain}' has {len(members)} classes: ask for more clients or more "
-                "classes per client."
+                f"The partition makes {shards} shards, and the domain '{domain}' has {len(members)} classes and "
+                f"{len(labels)} training samples: let clients times classes_per_client lie between these two."
             )
-        if shards > len(labels):
-            raise DataError(
-                f"The domain '{domain}' has {len(labels)} training samples, too few for {shards} shards: ask for fewer "
-                "clients or fewer classes per client."
-            )
-        sizes = np.array([len(own) for own in members])
         # Each class has one shard for sure; the rest follows the sizes, and no shard is empty.
-        counts = 1 + apportion(sizes - 1, shards - len(members))
+        counts = 1 + apportion(np.array([len(own) for own in members]) - 1, shards - len(members))
         pieces = [piece for own, count in zip(members, counts, strict=True) for piece in np.array_split(own, count)]
         order = generator.permutation(shards).reshape(self.clients, self.classes_per_client)
         return [np.sort(np.concatenate([pieces[i] for i in row])) for row in order]

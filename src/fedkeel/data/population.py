@@ -1,8 +1,8 @@
 """Clients, and very many of them: each is made when it is asked for, and forgotten again.
 
 A population is made of groups, one for each domain. The clients of a group share the domain's validation and test
-images; what sets them apart is a name that follows from a rule, and *shares* of the domain's training images that are
-looked up or drawn for one client at a time. So a hundred thousand clients cost as much memory as ten.
+images; what sets them apart is a number and their *share* of the domain's training images, which is looked up or drawn
+for one client at a time. So a hundred thousand clients cost as much memory as ten.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -79,33 +79,20 @@ def each_once(parts: Sequence[Tensor]) -> Tensor:
 
 
 class Shares:
-    """Who gets which of a domain's training samples."""
+    """Who gets which of a domain's training samples: cut once, and kept as slices of one array."""
 
-    sizes: IntArray  # the number of samples of each client
-    ids: npt.NDArray[Any] | None = None  # what the clients are called by, sorted; else by their number
-
-    def positions(self, number: int) -> IntArray:
-        """Where one client's samples are among the domain's training samples."""
-        raise NotImplementedError
-
-    def used(self) -> IntArray:
-        """Where the samples are that any client may have."""
-        raise NotImplementedError
-
-
-class Slices(Shares):
-    """Shares that are cut once, and kept as slices of one array, whatever the number of clients."""
-
-    def __init__(self, parts: Sequence[IntArray], ids: npt.NDArray[Any] | None = None) -> None:
-        self.sizes, self.ids = np.array([len(part) for part in parts], np.int64), ids
+    def __init__(self, parts: Sequence[IntArray]) -> None:
+        self.sizes = np.array([len(part) for part in parts], np.int64)
         self._order = np.concatenate([np.empty(0, np.int64), *parts])
         self._stops = np.cumsum(self.sizes)
 
     def positions(self, number: int) -> IntArray:
+        """Where one client's samples are among the domain's training samples."""
         stop = int(self._stops[number])
         return self._order[stop - int(self.sizes[number]) : stop]
 
     def used(self) -> IntArray:
+        """Where the samples are that any client may have."""
         return np.sort(self._order)
 
 
@@ -123,24 +110,8 @@ class ClientGroup:
         return len(self.shares.sizes)
 
     def name(self, number: int) -> str:
-        """The domain and a client's id or number, with as many digits as the last one has; a single one needs none."""
-        if self.shares.ids is not None:
-            own = str(self.shares.ids[number])
-        else:
-            own = "" if len(self) == 1 else str(number).zfill(len(str(len(self) - 1)))
-        return f"{self.domain}-{own}" if own else self.domain
-
-    def number(self, name: str) -> int | None:
-        """The inverse of `name`; None for what is no client's name."""
-        own, ids = name.removeprefix(self.domain).removeprefix("-"), self.shares.ids
-        wanted: Any = own
-        if ids is None or ids.dtype.kind in "iu":
-            try:
-                wanted = int(own or 0)
-            except ValueError:
-                return None
-        number = wanted if ids is None else int(np.searchsorted(ids, wanted))
-        return number if 0 <= number < len(self) and self.name(number) == name else None
+        """The domain and a client's number, with as many digits as the last one has; a single one needs none."""
+        return self.domain if len(self) == 1 else f"{self.domain}-{str(number).zfill(len(str(len(self) - 1)))}"
 
     def client(self, number: int) -> Client:
         train = self.train[torch.from_numpy(self.shares.positions(number))]
@@ -151,7 +122,7 @@ class ClientGroup:
 
 
 class Population(Sequence[Client]):
-    """The clients of all groups, one group after the other, under names that differ.
+    """The clients of all groups, one group after the other.
 
     It answers by itself what a look at every client would otherwise be needed for.
     """
@@ -160,7 +131,9 @@ class Population(Sequence[Client]):
         self.groups = tuple(group for group in groups if len(group))
         self._stops = list(itertools.accumulate(len(group) for group in self.groups))
         self._made = lru_cache(maxsize=RECENT)(self._make)
-        self._refuse_namesakes()
+        for group, stop in zip(self.groups, self._stops, strict=True):
+            if self.number(name := group.name(0)) != stop - len(group):
+                raise DataError(f"Clients of two domains are called '{name}': rename the domain '{group.domain}'.")
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return Population, (self.groups,)  # without the clients that are kept for a while
@@ -168,14 +141,10 @@ class Population(Sequence[Client]):
     def __len__(self) -> int:
         return self._stops[-1] if self._stops else 0
 
-    @overload
-    def __getitem__(self, index: int) -> Client: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Client]: ...
-    def __getitem__(self, index: int | slice) -> Client | Sequence[Client]:
-        if isinstance(index, slice):
-            return tuple(self._made(number) for number in range(len(self))[index])
-        return self._made(range(len(self))[index])
+    def __getitem__(self, index: Any) -> Any:
+        """A client, or several of a slice."""
+        place = range(len(self))[index]
+        return self._made(place) if isinstance(place, int) else tuple(map(self._made, place))
 
     def _make(self, number: int) -> Client:
         place = bisect_right(self._stops, number)
@@ -187,25 +156,12 @@ class Population(Sequence[Client]):
     def number(self, name: str) -> int | None:
         """The place of the client of this name; None if there is none."""
         for group, stop in zip(self.groups, self._stops, strict=True):
-            number = group.number(name)
-            if number is not None:
+            digits = name.removeprefix(f"{group.domain}-")
+            number = int(digits) if digits != name and digits.isdecimal() else 0
+            if number < len(group) and group.name(number) == name:
                 return stop - len(group) + number
         return None
 
     def one_of_each(self) -> Iterator[Client]:
         """One client for each domain: all that share its validation and test set are like it."""
         return (self[stop - len(group)] for group, stop in zip(self.groups, self._stops, strict=True))
-
-    def _refuse_namesakes(self) -> None:
-        """Names of two groups can only be the same where one domain's name goes on from the other's."""
-        of = {group.domain: group for group in self.groups}
-        for other in self.groups:
-            for stop in (place for place, sign in enumerate(other.domain) if sign == "-"):
-                one = of.get(other.domain[:stop])
-                names = map(other.name, range(len(other) if one else 0))
-                name = next((name for name in names if one and one.number(name) is not None), None)
-                if one and name is not None:
-                    raise DataError(
-                        f"A client of the domain '{one.domain}' and one of the domain '{other.domain}' are both called "
-                        f"'{name}': rename a domain."
-                    )

@@ -1,4 +1,4 @@
-"""Look at a federation: a picture of its domains, and a table of its clients."""
+"""Look at a federation: a picture of its domains, and a table of its clients; and a data set as a tree of images."""
 
 import itertools
 import os
@@ -9,14 +9,14 @@ from typing import Annotated
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from fedkeel.core.naming import visible
+from fedkeel.core.naming import file_name, visible
+from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
-from fedkeel.data.population import Population, each_once
+from fedkeel.data.population import USES, Population, each_once
 from fedkeel.errors import DataError
 from fedkeel.options import Count, Range, checked
 
-WIDEST = 400  # pixels of a domain's name
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+WIDEST = 30  # letters of a domain's name
 
 
 @dataclass(frozen=True)
@@ -69,22 +69,18 @@ def contact_sheet(federation: Federation, path: str | os.PathLike[str], *, per_c
     target = Path(path)
     if target.suffix.lower() not in ("", ".png"):
         raise DataError(f"The picture is a PNG and '{target.name}' ends in another way: call it '{target.stem}.png'.")
-    if not target.absolute().parent.is_dir():
-        raise DataError(f"'{path}' cannot be written: its folder does not exist.")
-    names = federation.domains
     font = ImageFont.load_default(size=14)
-    shown = [fitted(name, font, WIDEST) for name in names]
-    margin = int(max(map(font.getlength, shown))) + 24
+    names = [visible(name)[:WIDEST] for name in federation.domains]
+    margin = int(max(map(font.getlength, names))) + 24
     gap, head = 10, 30
     block = per_class * cell + gap
     sheet = Image.new("RGB", (margin + federation.num_classes * cell + gap, head + len(names) * block), "white")
     pen = ImageDraw.Draw(sheet)
     for column, label in enumerate(federation.classes):
-        text = fitted(label, font, cell)
-        pen.text((margin + column * cell + cell // 2, head // 2), text, "black", font, "mm")
-    for row, domain in enumerate(names):
+        pen.text((margin + column * cell + cell // 2, head // 2), visible(label)[: cell // 8], "black", font, "mm")
+    for row, domain in enumerate(federation.domains):
         top = head + row * block
-        pen.text((margin - 12, top + (block - gap) // 2), shown[row], "black", font, "rm")
+        pen.text((margin - 12, top + (block - gap) // 2), names[row], "black", font, "rm")
         members = members_of(federation, domain)
         labels = federation.labels[members]
         for column in range(federation.num_classes):
@@ -109,9 +105,30 @@ def members_of(federation: Federation, domain: str) -> Tensor:
     return each_once(parts)
 
 
-def fitted(text: str, font: Font, width: int) -> str:
-    """The text, cut with a dot so that it fits into a column."""
-    text = visible(text)[:width]  # no letter is narrower than a pixel
-    while len(text) > 2 and font.getlength(text) > width - 4:
-        text = text.rstrip(".")[:-1] + "."
-    return text
+def write_tree(dataset: Dataset, out: str | os.PathLike[str]) -> Path:
+    """The images as PNG files, which lose nothing, DIR/<domain>/<class>/, with a list for each domain and use in
+    DIR/splits: what `folder` reads."""
+    target = Path(out).expanduser()
+    if target.exists() and (target.is_file() or any(target.iterdir())):
+        raise DataError(f"'{target}' exists already: give a new name, or remove it first.")
+    if dataset.images.is_floating_point() or "splits" in dataset.domains:
+        raise DataError(f"'{dataset.name}' holds floats, or has a domain 'splits': it cannot be a tree of images.")
+    classes = [file_name(label) for label in dataset.classes]
+    try:
+        (target / "splits").mkdir(parents=True)
+        for domain, split in ((file_name(name), split) for name, split in dataset.domains.items()):
+            for label in classes:
+                (target / domain / label).mkdir(parents=True)
+            for use, positions in zip(USES, split, strict=True):
+                lines = []
+                for index in positions.tolist():
+                    picture = dataset.images[index].permute(1, 2, 0).numpy()
+                    lines.append(f"{domain}/{classes[int(dataset.labels[index])]}/{index:07d}.png\n")
+                    Image.fromarray(picture.squeeze(2) if picture.shape[2] == 1 else picture).save(
+                        target / lines[-1].strip()
+                    )
+                if lines or use != "validation":
+                    (target / "splits" / f"{domain}_{use}.txt").write_text("".join(lines), "utf-8")
+    except OSError as error:
+        raise DataError(f"'{target}' cannot be written ({error}): give a path that can be.") from error
+    return target

@@ -6,7 +6,7 @@ all of them on one machine train on the same samples in the same order.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,74 +14,23 @@ import torch
 
 from fedkeel import spec
 from fedkeel.config import Config
-from fedkeel.data.dataset import Manifest
 from fedkeel.data.federation import Federation
-from fedkeel.data.formats.folders import images_in, visible_folders
 from fedkeel.data.load import Cut
 from fedkeel.data.reader import DATASETS, Reader
-from fedkeel.data.readers.folder import Folder, scan_domain, tell_empty
+from fedkeel.data.readers.folder import Folder
 from fedkeel.data.readers.table import Table
 from fedkeel.data.transforms import parse_transforms
-from fedkeel.errors import DataError, nearest
+from fedkeel.errors import DataError
 from fedkeel.spec import names
 
-LAYOUT = "folder/<class>/*.png (or jpg, jpeg, bmp, webp, tif, gif, dcm)"
 OPTIONS = ("size", "validation", "test", "split_seed", "label", "path", "part")
 OWN = ("group", "tolerate", "bits")  # which each site knows best, and gives itself
 CUTTING = ("classes", "unseen", "unseen_split", "tests", "seed", "partition", "train_transform", "test_transform")
 
 
-@dataclass(frozen=True)
-class SiteFolder(Folder):
-    """One domain called `site`. `classes` are those of the whole federation, by name."""
-
-    site: str = ""
-
-    def folder(self) -> Path:
-        return Path(self.root or "")
-
-    def scan(self, root: Path) -> Manifest:
-        own = class_folders(root)
-        classes = tuple(own) if self.classes is None else tuple(names(self.classes))
-        for label in own:
-            if label not in classes:
-                raise DataError(
-                    f"The class folder '{label}' of '{root}' is no class of the federation: {nearest(label, classes)}"
-                )
-        domain = scan_domain(root, classes, self.group)
-        tell_empty(classes, {root: domain})
-        return Manifest(self.name, root, classes, {self.site: domain})
-
-
-@dataclass(frozen=True)
-class SiteTable(Table):
-    """All rows of a table as one domain."""
-
-    called: str = ""
-
-    def sites(self) -> dict[str, list[int]]:
-        return {self.called: list(range(self.rows.count))}
-
-
 def site_reader(path: Path, name: str, **options: Any) -> Reader:
     """Of what lies at `path`: a table if it is a file, else folders of images."""
-    if path.is_file():
-        return SiteTable(file=path, called=name, **options)
-    return SiteFolder(root=path, site=name, **options)
-
-
-def class_folders(folder: Path) -> list[str]:
-    """The names of the classes that a site has, or a sentence that says which layout is expected."""
-    if not folder.is_dir():
-        raise DataError(f"'{folder}' is not a folder: a site's images lie in {LAYOUT}.")
-    if images_in(folder):
-        raise DataError(
-            f"'{folder}' has images right in it: put them into folders named after their classes, {LAYOUT}."
-        )
-    found = [path.name for path in visible_folders(folder)]
-    if not found:
-        raise DataError(f"There are no class folders in '{folder}': a site's images lie in {LAYOUT}.")
-    return found
+    return Table(file=path, called=name, **options) if path.is_file() else Folder(root=path, called=name, **options)
 
 
 def check_reading(config: Config) -> dict[str, Any]:

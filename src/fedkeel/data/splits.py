@@ -7,7 +7,6 @@ from `split_seed`; FedBN's own merged split of the digits is the exception.
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,45 +37,47 @@ def stratified_split(labels: IntArray, validation: float, test: float, seed: int
     return train, held, tested
 
 
-def check_shares(validation: float, test: float) -> None:
-    if validation + test >= 1:
-        raise DataError(
-            f"validation={validation} and test={test} leave nothing to train on: their sum must be below 1."
-        )
-
-
 def by_shares(
     domains: Domains, seed: int, *, validation: float, test: float, official: bool = True
 ) -> dict[str, Parts]:
     """The data set's own split where it has one (and `official` is true), else shares of each class of a domain."""
-    check_shares(validation, test)
-    return {
-        name: shares_of(name, domain if official else replace(domain, official=None), validation, test, seed)
-        for name, domain in domains.items()
-    }
+    cuts = {}
+    for name, domain in domains.items():
+        given = domain.official if official else None
+        # A split that comes without test images, such as PACS's lists, is for domains that are left out.
+        tested = test if given is None else 0.0
+        cuts[name] = shares_of(name, domain.labels, given, domain.groups, validation, tested, seed)
+    return cuts
 
 
-def shares_of(name: str, domain: Domain, validation: float, test: float, seed: int) -> Parts:
-    labels, groups = domain.labels, domain.groups
-    if domain.official is None:
-        return split(labels, groups, validation, test, seed, name)
-    training, held, tested = domain.official
-    if groups is not None:
-        refuse_divided_groups(name, [groups[part] for part in domain.official])
-    if len(held) == 0 and validation:
-        own = None if groups is None else groups[training]
-        kept, drawn, _ = split(labels[training], own, validation, 0, seed, name)
-        training, held = training[kept], training[drawn]
-    return training, held, tested
-
-
-def split(
-    labels: IntArray, groups: npt.NDArray[Any] | None, validation: float, test: float, seed: int, purpose: str
+def shares_of(
+    name: str,
+    labels: IntArray,
+    given: Parts | None,
+    groups: npt.NDArray[Any] | None,
+    validation: float,
+    test: float,
+    seed: int,
 ) -> Parts:
-    """Shares of each class; groups, where there are any, in one piece."""
-    if groups is None:
-        return stratified_split(labels, validation, test, seed, purpose)
-    return grouped_split(labels, groups, validation, test, seed, purpose)
+    """A split completed: what is `given` for validation or testing, and else shares of the rest, class by class or with
+    `groups` in one piece."""
+    if validation + test >= 1:
+        raise DataError(
+            f"validation={validation} and test={test} leave nothing to train on: their sum must be below 1."
+        )
+    training, held, tested = given or (np.arange(len(labels)), NOTHING, NOTHING)
+    if groups is not None:
+        refuse_divided_groups(name, [groups[part] for part in (training, held, tested)])
+    shares = (0.0 if len(held) else validation, 0.0 if len(tested) else test)
+    if any(shares):
+        rest = training
+        if groups is None:
+            kept, more_held, more_tested = stratified_split(labels[rest], *shares, seed, name)
+        else:
+            kept, more_held, more_tested = grouped_split(labels[rest], groups[rest], *shares, seed, name)
+        training = rest[kept]
+        held, tested = np.concatenate([held, rest[more_held]]), np.concatenate([tested, rest[more_tested]])
+    return training, held, tested
 
 
 def grouped_split(
@@ -117,25 +118,8 @@ def refuse_divided_groups(name: str, parts: Sequence[npt.NDArray[Any]]) -> None:
         for group in np.unique(groups).tolist():
             if owner.setdefault(group, use) != use:
                 raise DataError(
-                    f"The group '{group}' of '{name}' is for {owner[group]} and for {use}: put all images of a group "
-                    "into one, or leave the split or the group out."
+                    f"The group '{group}' of '{name}' is for {owner[group]} and for {use}: put all of a group into one."
                 )
-
-
-def tell_shared_groups(domains: Domains) -> None:
-    """Each domain is split by itself, as its site would."""
-    places: dict[Any, list[str]] = {}
-    for name, domain in domains.items():
-        for group in np.unique(domain.groups).tolist() if domain.groups is not None else ():
-            places.setdefault(group, []).append(name)
-    shared = {group: names for group, names in places.items() if len(names) > 1}
-    for group, names in list(shared.items())[:1]:
-        groups = "groups are" if len(shared) > 1 else "group is"
-        log.warning(
-            "%s %s in several domains, '%s' in %s: each domain is split by itself, so that one may train on a group "
-            "that another is tested on.",
-            *(f"{len(shared):,}", groups, group, " and ".join(names[:3])),
-        )
 
 
 def equal_shares(

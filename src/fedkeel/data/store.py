@@ -23,55 +23,41 @@ Notes = dict[str, Any]  # what a person is told of the images, each time that th
 DECODING = 4  # part of every key: a change of how images are decoded makes the old files stale
 
 
-def folder() -> Path | None:
-    """Where decoded images are kept, or None where they are not."""
-    given = os.environ.get("FEDKEEL_CACHE", "")
-    if given == "off":
-        return None
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "fedkeel"
-
-
 def stored(
     name: str, key: object, shape: tuple[int, ...], decode: Callable[[Notes], Iterator[Bytes]]
 ) -> tuple[Bytes, Notes]:
     """The images of this key, and the notes on them: as they are on disk, or else as `decode` gives them, a few at a
     time; it writes its notes into what it is given."""
-    place, notes = folder(), Notes()
-    if place is None:
+    place, notes = os.environ.get("FEDKEEL_CACHE", ""), Notes()
+    if place == "off":
         images, start = np.empty(shape, np.uint8), 0
         for some in decode(notes):
-            images[start : start + len(some)] = some
-            start += len(some)
+            images[start : (start := start + len(some))] = some
         return images, notes
+    folder = Path(place).expanduser() if place else Path.home() / ".cache" / "fedkeel"
     digest = hashlib.sha256(json.dumps([DECODING, key]).encode()).hexdigest()[:24]
-    file = place / f"{file_name(name)}-{digest}.npy"
+    file = folder / f"{file_name(name)}-{digest}.npy"
     beside = file.with_suffix(".json")
     try:
         return np.load(file, mmap_mode="r"), json.loads(beside.read_text("utf-8"))
     except (OSError, ValueError):  # not there, or damaged: made again
         pass
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        aside = write_aside(file, shape, decode(notes))
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{file.stem}-", delete=False) as stream:
+            try:
+                header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(stream, header)
+                for some in decode(notes):
+                    stream.write(some.tobytes())
+            except BaseException:
+                Path(stream.name).unlink()
+                raise
         beside.write_text(json.dumps(notes), "utf-8")
-        os.replace(aside, file)
+        os.replace(stream.name, file)
     except OSError as error:
         raise DataError(
-            f"'{place}' cannot keep the decoded images of '{name}' ({error.strerror}): set FEDKEEL_CACHE to a folder "
+            f"'{folder}' cannot keep the decoded images of '{name}' ({error.strerror}): set FEDKEEL_CACHE to a folder "
             "that has room for them, or to 'off' to hold them in memory."
         ) from error
     return np.load(file, mmap_mode="r"), notes
-
-
-def write_aside(file: Path, shape: tuple[int, ...], images: Iterator[Bytes]) -> Path:
-    handle, aside = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}-", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(stream, header)
-            for some in images:
-                stream.write(some.tobytes())
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
-    return Path(aside)

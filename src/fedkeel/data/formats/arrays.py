@@ -1,5 +1,5 @@
-"""Files of many images: idx, MATLAB, libsvm, and the binaries of CIFAR and STL-10, in which older data sets come; npz;
-and parquet.
+"""Files of many images: idx, MATLAB, libsvm, and the binaries of CIFAR and STL-10, in which older data sets come; and
+parquet.
 
 Each function gives `Images`: the labels at once, the pixels when they are asked for. A file of another kind or length
 is refused in one sentence. Pickles are never read.
@@ -9,27 +9,29 @@ import bz2
 import gzip
 import io
 import math
-import zipfile
 import zlib
-from collections.abc import Callable, Sequence
-from itertools import product
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedkeel.data.dataset import Images
 from fedkeel.data.population import IntArray
 from fedkeel.data.store import Bytes
 from fedkeel.errors import DataError
 
-Arrays = dict[str, npt.NDArray[Any]]
+
+def broken(file: Path, expected: str, error: object = "") -> DataError:
+    why = " ".join(str(error).split())
+    return DataError(
+        f"'{file}' is not {expected}{f' ({why})' if why else ''}: get it as the data set's authors publish it."
+    )
 
 
 def checked(file: Path, labels: IntArray, classes: int) -> IntArray:
     if len(labels) == 0 or labels.min() < 0 or labels.max() >= classes:
-        raise DataError(f"'{file}' has labels that are not one of {classes} classes: give the file of this data set.")
+        raise broken(file, f"a file with labels of {classes} classes")
     return labels
 
 
@@ -40,13 +42,13 @@ def content(file: Path) -> bytes:
         with opener(file, "rb") as stream:
             return bytes(stream.read())
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"'{file}' cannot be read ({error}): download it again.") from error
+        raise broken(file, "a whole file", error) from error
 
 
-def first_file(folder: Path, names: Sequence[str]) -> Path | None:
-    """The first of these files that is there; the names are tried with .gz and .bz2 too."""
-    files = (folder / f"{name}{ending}" for name in names for ending in ("", ".gz", ".bz2"))
-    return next((file for file in files if file.is_file()), None)
+def packed_or_not(file: Path) -> Path:
+    """The file, or what it is when it is packed, if that is there."""
+    packed = (file.with_name(file.name + ending) for ending in (".gz", ".bz2"))
+    return next((other for other in packed if other.is_file() and not file.is_file()), file)
 
 
 # -- idx, of MNIST -----------------------------------------------------------------------------------------------------
@@ -56,42 +58,33 @@ def idx(file: Path, dimensions: int) -> Bytes:
     shape = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions)]
     data = np.frombuffer(raw[4 + 4 * dimensions :], np.uint8)
     if raw[:4] != bytes([0, 0, 8, dimensions]) or len(data) != math.prod(shape):
-        raise DataError(f"'{file}' is not a whole idx file of bytes in {dimensions} dimensions: download it again.")
+        raise broken(file, f"a whole idx file of bytes in {dimensions} dimensions")
     return data.reshape(shape)
 
 
 def idx_images(images: Path, labels: Path) -> Images:
-    y = checked(labels, idx(labels, 1).astype(np.int64), 10)
-    x = idx(images, 3)
+    x, y = idx(images, 3), checked(labels, idx(labels, 1).astype(np.int64), 10)
     if len(x) != len(y):
-        raise DataError(f"'{images}' has {len(x)} images, but '{labels}' {len(y)} labels: download both again.")
+        raise broken(images, f"of {len(y)} images, as '{labels}' says")
     return Images(y, [images], lambda: x)
 
 
 # -- MATLAB, of SVHN and SynthDigits -----------------------------------------------------------------------------------
 def mat_images(file: Path) -> Images:
     """`X` of shape (32, 32, 3, N) and `y`, in which SVHN writes the digit 0 as 10."""
-    labels = from_mat(file, "y").reshape(-1).astype(np.int64)
+
+    def read(name: str, shape: tuple[int, ...]) -> Any:
+        from scipy.io import loadmat  # takes half a second, which only these files need
+
+        try:
+            return np.asarray(loadmat(file, variable_names=[name])[name]).reshape(shape)
+        except Exception as error:  # scipy raises errors of many kinds for a broken file
+            raise broken(file, "a file of MATLAB v5 with X, (32, 32, 3, N), and y", error) from error
+
+    labels = read("y", (-1,)).astype(np.int64)
     labels[labels == 10] = 0
-
-    def read() -> Bytes:
-        x = from_mat(file, "X")
-        if x.ndim != 4 or x.shape[2:] != (3, len(labels)):
-            raise DataError(f"X in '{file}' has the shape {x.shape}, but (32, 32, 3, {len(labels)}) is expected.")
-        return np.asarray(x, np.uint8).transpose(3, 0, 1, 2)
-
-    return Images(checked(file, labels, 10), [file], read)
-
-
-def from_mat(file: Path, name: str) -> npt.NDArray[Any]:
-    from scipy.io import loadmat  # takes half a second, which only these files need
-
-    try:
-        return np.asarray(loadmat(file, variable_names=[name])[name])
-    except Exception as error:  # scipy raises errors of many kinds for a broken file
-        raise DataError(
-            f"'{file}' cannot be read as a file of MATLAB v5 with X and y ({error}): get it as the authors publish it."
-        ) from error
+    pixels = (32, 32, 3, len(labels))
+    return Images(checked(file, labels, 10), [file], lambda: read("X", pixels).astype(np.uint8).transpose(3, 0, 1, 2))
 
 
 # -- libsvm, of USPS ---------------------------------------------------------------------------------------------------
@@ -103,7 +96,7 @@ def libsvm_images(file: Path) -> Images:
         # In float32, as torchvision and FedBN do: rounding down must give their bytes.
         values, labels = load_svmlight_file(io.BytesIO(content(file)), n_features=256, dtype=np.float32)
     except ValueError as error:
-        raise DataError(f"'{file}' is not in libsvm's form ({error}): download it again.") from error
+        raise broken(file, "in libsvm's form", error) from error
     images = ((values.toarray() + 1) / 2 * 255).astype(np.uint8).reshape(-1, 16, 16)
     return Images(checked(file, labels.astype(np.int64) - 1, 10), [file], lambda: images)
 
@@ -111,13 +104,10 @@ def libsvm_images(file: Path) -> Images:
 # -- CIFAR and STL-10 --------------------------------------------------------------------------------------------------
 def cifar_images(file: Path, label_bytes: int, classes: int) -> Images:
     """Records of `label_bytes` labels, the last of which counts, and 3,072 pixels, channel after channel."""
-    record = label_bytes + 3072
     raw = np.fromfile(file, np.uint8)
-    if len(raw) == 0 or len(raw) % record:
-        raise DataError(
-            f"'{file}' has {len(raw)} bytes, which is no number of {record}-byte records: download it again."
-        )
-    records = raw.reshape(-1, record)
+    if len(raw) % (label_bytes + 3072):
+        raise broken(file, f"of whole records of {label_bytes + 3072} bytes")
+    records = raw.reshape(-1, label_bytes + 3072)
     labels = checked(file, records[:, label_bytes - 1].astype(np.int64), classes)
     return Images(labels, [file], lambda: records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
@@ -125,49 +115,26 @@ def cifar_images(file: Path, label_bytes: int, classes: int) -> Images:
 def stl_images(images: Path, labels: Path) -> Images:
     """96 x 96 pixels, channel after channel and in each one column after column; labels count from 1."""
     y = checked(labels, np.frombuffer(content(labels), np.uint8).astype(np.int64) - 1, 10)
-    size = images.stat().st_size
-    if size != len(y) * 3 * 96 * 96:
-        raise DataError(
-            f"'{images}' has {size} bytes, but {len(y)} images have {len(y) * 3 * 96 * 96}: download both again."
-        )
+    if images.stat().st_size != len(y) * 3 * 96 * 96:
+        raise broken(images, f"of {len(y)} images of 3 x 96 x 96 bytes")
     return Images(y, [images], lambda: np.fromfile(images, np.uint8).reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1))
 
 
-# -- npz ---------------------------------------------------------------------------------------------------------------
-def read_arrays(path: Path) -> Arrays:
-    """A file from anywhere: plain arrays only, since a pickle can run any code."""
-    problem = "it is no .npz file"
-    try:
-        if zipfile.is_zipfile(path):  # what else NumPy reads are single arrays and pickles
-            with np.load(path, allow_pickle=False) as stored:
-                return {key: stored[key] for key in stored.files}
-    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        problem = str(error)
-    raise DataError(f"'{path}' cannot be read as an .npz pack of plain arrays ({problem}): write it with np.savez.")
-
-
 # -- parquet, as on Hugging Face: a column `img` or `image` of {bytes, path}, and `label` or `fine_label` --------------
-PLACES = (".", "data", "plain_text", "cifar100")
-
-
-def parquet_files(folder: Path, use: str) -> list[Path]:
-    """`train.parquet` or its pieces `train-00000-of-00002.parquet`, in the folder or where Hugging Face has them."""
-    for place, name in product(PLACES, (f"{use}.parquet", f"{use}-*.parquet")):
-        if files := sorted((folder / place).glob(name)):
-            return files
-    return []
-
-
-def parquet_domain(name: str, folder: Path, classes: int) -> list[list[Images]]:
-    """The training and the test images of one folder; nothing if it has no parquet files."""
-    found = {use: parquet_files(folder, use) for use in ("train", "test")}
-    for use, files in found.items() if any(found.values()) else ():
-        if not files:
+def parquet_domain(folder: Path, classes: int) -> list[list[Images]]:
+    """The training and the test images of `train.parquet` and `test.parquet`, or of pieces of them such as
+    `train-00000-of-00002.parquet`, in one folder or where Hugging Face has them; nothing if there are none."""
+    for place in (folder, *(folder / name for name in ("data", "plain_text", "cifar100"))):
+        found = [
+            sorted(place.glob(f"{use}.parquet")) or sorted(place.glob(f"{use}-*.parquet")) for use in ("train", "test")
+        ]
+        if all(found):
+            return [[parquet_images(file, classes) for file in files] for files in found]
+        if any(found):
             raise DataError(
-                f"'{folder / use}.parquet' is missing: '{name}' needs train.parquet and test.parquet in every domain's "
-                "folder."
+                f"'{place}' needs both train.parquet and test.parquet, and has one of them: get all of them."
             )
-    return [[parquet_images(file, classes) for file in files] for files in found.values() if files]
+    return []
 
 
 def from_parquet(file: Path, read: Callable[[Any], Any]) -> Any:
@@ -175,33 +142,29 @@ def from_parquet(file: Path, read: Callable[[Any], Any]) -> Any:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
-        raise DataError(
-            f"'{file}' is read with pyarrow, which is not installed: pip install 'fedkeel[parquet]'."
-        ) from None
+        raise DataError(f"'{file}' is read with pyarrow: pip install 'fedkeel[parquet]'.") from None
     try:
         with parquet.ParquetFile(file) as opened:
             return read(opened)
     except (ArrowException, OSError) as error:
-        why = " ".join(str(error).split())
-        raise DataError(f"'{file}' cannot be read as parquet ({why}): download it again.") from error
+        raise broken(file, "a whole parquet file", error) from error
 
 
 def parquet_images(file: Path, classes: int) -> Images:
     """Images that are {bytes, path} or plain bytes; one that is null cannot be decoded."""
     names = from_parquet(file, lambda opened: opened.schema_arrow.names)
-    image = next((entry for entry in ("img", "image") if entry in names), None)
-    label = next((entry for entry in ("label", "fine_label") if entry in names), None)
-    if image is None or label is None:
+    image, label = ([name for name in known if name in names] for known in (("img", "image"), ("label", "fine_label")))
+    if not image or not label:
         raise DataError(f"'{file}' has the columns {', '.join(names)}: expected 'img' or 'image', and 'label'.")
-    given = from_parquet(file, lambda opened: opened.read([label]))[label].to_pylist()
-    if not all(isinstance(number, int) for number in given):
-        raise DataError(f"The labels of '{file}' are not whole numbers: give the file of this data set.")
+    given = np.array(from_parquet(file, lambda opened: opened.read(label[:1]))[label[0]].to_pylist())
+    if given.dtype.kind not in "iu":
+        raise broken(file, "a file whose labels are whole numbers")
 
     def contents() -> list[bytes]:
-        rows = from_parquet(file, lambda opened: opened.read([image]))[image].to_pylist()
-        plain = [row.get("bytes") if isinstance(row, dict) else row for row in rows]
-        if not all(isinstance(row, bytes | None) for row in plain):
-            raise DataError(f"The images of '{file}' are no encoded images: store them as {{bytes, path}} or as bytes.")
-        return [row or b"" for row in plain]
+        rows = from_parquet(file, lambda opened: opened.read(image[:1]))[image[0]].to_pylist()
+        plain = [(row.get("bytes") if isinstance(row, dict) else row) or b"" for row in rows]
+        if not all(isinstance(row, bytes) for row in plain):
+            raise broken(file, "a file whose images are {bytes, path} or bytes")
+        return plain
 
-    return Images(checked(file, np.array(given, np.int64), classes), [file], contents)
+    return Images(checked(file, given.astype(np.int64), classes), [file], contents)

@@ -15,7 +15,6 @@ from PIL import Image
 from fedkeel.errors import DataError
 
 ENDINGS = {".dcm", ".dicom"}
-MARK = b"DICM"  # after 128 bytes
 OF_A_FRAME = ("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction")
 
 
@@ -25,16 +24,13 @@ class MissingPackage(DataError):
 
 def is_dicom(content: Path | bytes) -> bool:
     """By its mark: scanners write files without an ending, or with a number after the last point."""
-    if isinstance(content, bytes):
-        return content[128:132] == MARK
-    ending = content.suffix[1:].lower()
-    if f".{ending}" in ENDINGS or ending.isalpha():
-        return f".{ending}" in ENDINGS
-    try:
+    if isinstance(content, Path):
+        ending = content.suffix.lower()
+        if ending in ENDINGS or ending[1:].isalpha() or not content.is_file():
+            return ending in ENDINGS
         with content.open("rb") as file:
-            return file.read(132)[128:] == MARK
-    except OSError:
-        return False
+            content = file.read(132)
+    return content[128:132] == b"DICM"
 
 
 def read_dicom(content: Path | bytes) -> Image.Image:
@@ -43,10 +39,7 @@ def read_dicom(content: Path | bytes) -> Image.Image:
         from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply_voi_lut
         from pydicom.pixels.utils import pixel_array
     except ImportError:
-        raise MissingPackage(
-            "DICOM is read with pydicom, which is not installed: pip install 'fedkeel[dicom]'."
-        ) from None
-
+        raise MissingPackage("DICOM is read with pydicom: pip install 'fedkeel[dicom]'.") from None
     try:
         file = pydicom.dcmread(io.BytesIO(content) if isinstance(content, bytes) else content)
     except pydicom.errors.InvalidDicomError:

@@ -1,7 +1,6 @@
 """Image files as RGB: upright, transparency over white, the upper eight bits of what has more."""
 
 import io
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,8 +16,6 @@ from fedkeel.data.formats.dicom import is_dicom, read_dicom
 from fedkeel.data.store import Bytes
 from fedkeel.errors import DataError, quoted
 from fedkeel.options import Range
-
-log = logging.getLogger("fedkeel")
 
 WHITE_IS_ZERO = 262  # the tag of a TIFF file
 Bits = Annotated[int, Range(8, 16)]
@@ -36,12 +33,11 @@ class Depth:
 
     def upper(self, values: npt.NDArray[Any], name: str) -> Bytes:
         """The upper eight of the bits."""
-        if values.size and (values.min() < 0 or values.max() >= 2**16):
-            raise DataError("its pixels are not from 0 to 65,535, and nothing says what is black and what is white")
-        self.largest[name] = largest = int(values.max(initial=0))
-        bits = self.bits or 16
-        if largest >= 2**bits:
-            raise DataError(f"its pixels go up to {largest:,}, and bits={bits} is for values below {2**bits:,}")
+        bits, largest = self.bits or 16, int(values.max(initial=0))
+        if values.min(initial=0) < 0 or largest >= 2**bits:
+            span = f"from {values.min():,} to {largest:,}"
+            raise DataError(f"its pixels go {span}: {bits} bits hold 0 to {2**bits - 1:,}")
+        self.largest[name] = largest
         return (values >> (bits - 8)).astype(np.uint8)
 
     def sentences(self, advice: str) -> list[str]:

@@ -69,13 +69,9 @@ def read_glyphs() -> tuple[IntArray, IntArray]:
     """The digits (N, 8, 8) with values 0 to 16 and their labels, from the installed scikit-learn."""
     # Importing sklearn.datasets takes a second; the file alone does not.
     found = importlib.util.find_spec("sklearn")
-    if found is None or found.origin is None:
-        raise DataError(
-            "digits-shift reads its digits from scikit-learn, which is not installed: install scikit-learn."
-        )
-    file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    file = Path(found.origin if found and found.origin else "").parent / "datasets" / "data" / "digits.csv.gz"
     if not file.is_file():
-        raise DataError(f"scikit-learn's digits are not at '{file}': install scikit-learn 1.4 or newer again.")
+        raise DataError(f"The digits of scikit-learn are not at '{file}': install scikit-learn 1.4 or newer.")
     with gzip.open(file, "rt") as lines:
         table = np.array([line.split(",") for line in lines], dtype=np.int64)
     return table[:, :64].reshape(-1, 8, 8), table[:, 64].copy()

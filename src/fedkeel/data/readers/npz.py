@@ -1,25 +1,27 @@
 """An .npz file: arrays `x_<domain>` and `y_<domain>`, and if there are any those of `<domain>_validation` and `_test`.
 
 Images are uint8, (N, H, W, C), or (N, H, W) for grey ones, which keep one channel; other numbers are vectors, (N, D),
-or float images, and are taken as they are. `classes` names the labels. An array `users_<domain>` says whose each sample
-of `x_<domain>` is, for the partition `by-user`; `groups_<domain>` its patient, who is in one split.
+or float images, and are taken as they are. `classes` names the labels. An array `groups_<domain>` says whose patient
+each sample of `x_<domain>` is, who is in one split.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+import zipfile
+import zlib
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedkeel.data import sources
-from fedkeel.data.dataset import Dataset
-from fedkeel.data.formats.arrays import Arrays, read_arrays
-from fedkeel.data.own import Splits, as_dataset, as_labels
+from fedkeel.data.dataset import Dataset, indices
+from fedkeel.data.own import as_labels, usual_transform
+from fedkeel.data.population import Split
 from fedkeel.data.reader import DATASETS, Fraction, Root, find_root
-from fedkeel.errors import DataError
+from fedkeel.data.sources import array
+from fedkeel.data.splits import shares_of
+from fedkeel.errors import DataError, quoted
 
+Arrays = dict[str, npt.NDArray[Any]]
 USES = ("validation", "test")
 
 
@@ -30,77 +32,59 @@ def read_npz(root: Root = None, validation: Fraction = 0.15, test: Fraction = 0.
     A domain with x_<domain>_test is tested on that; from another one the share `test` of each class is split off. So
     with x_<domain>_validation and the share `validation`.
     """
+    arrays = read_arrays(root)
+    stored = [key[2:] for key in arrays if key.startswith("x_")]
+    domains = [name for name in stored if name not in [f"{domain}_{use}" for domain in stored for use in USES]]
+    if others := [key for key in arrays if not key.startswith(("x_", "y_", "groups_")) and key != "classes"]:
+        raise DataError(f"The arrays {quoted(others)} are not read: leave them out of '{root}'.")
+    if not domains or any(name.endswith(USES) for name in domains):  # parts of no domain would be trained on
+        raise DataError(
+            f"'{root}' has x_{', x_'.join(domains)}: store a domain's images as x_<domain>, and what is held out as "
+            "x_<domain>_validation and x_<domain>_test."
+        )
+    x, y, splits, start = list[torch.Tensor](), list[npt.NDArray[Any]](), dict[str, Split](), 0
+    for domain in domains:
+        names = [name for name in (domain, f"{domain}_validation", f"{domain}_test") if name in stored]
+        own = {name: array(arrays[f"x_{name}"]) for name in names}
+        y += [of_each(arrays, f"y_{name}", len(own[name])) for name in names]
+        groups = of_each(arrays, f"groups_{domain}", len(own[domain])) if f"groups_{domain}" in arrays else None
+        shares = (0.0 if f"{domain}_validation" in own else validation, 0.0 if f"{domain}_test" in own else test)
+        parts = list(shares_of(domain, y[-len(names)], None, groups, *shares, split_seed))
+        end = len(own[domain])
+        for number, name in enumerate((f"{domain}_{use}" for use in USES), start=1):
+            if name in own:
+                parts[number] = end + np.arange(len(own[name]))
+                end += len(own[name])
+        splits[domain] = Split(*(indices(start + part) for part in parts))
+        x += own.values()
+        start += end
+    if {(values.shape[1:], values.dtype) for values in x} != {(x[0].shape[1:], x[0].dtype)}:
+        shapes = " and ".join(sorted({str(tuple(values.shape[1:])) for values in x}))
+        raise DataError(f"'{root}' has samples of the shapes {shapes}: store all with one size and number of channels.")
+    classes = [str(name) for name in arrays["classes"].tolist()] if "classes" in arrays else None
+    labels, found = as_labels(np.concatenate(y), start, classes)
+    usual = usual_transform(x[0])
+    return Dataset("npz", torch.cat(x), torch.from_numpy(labels), found, splits, usual, usual)
+
+
+def read_arrays(root: Root) -> Arrays:
+    """A file from anywhere: plain arrays only, since a pickle can run any code."""
     if root is None:
         raise DataError("npz needs the path of the pack: give root=FILE.npz.")
-    arrays = read_arrays(find_root("npz", root))
-    domains = domains_of(arrays, root)
-    stored = {domain: [name for name in (domain, *named(domain)) if f"x_{name}" in arrays] for domain in domains}
-    order = [name for names in stored.values() for name in names]
-    x = [sources.array(arrays[f"x_{name}"]) for name in order]
-    for name, values in zip(order, x, strict=True):
-        if values.shape[1:] != x[0].shape[1:] or values.dtype != x[0].dtype:
-            raise DataError(
-                f"x_{order[0]} has samples of shape {tuple(x[0].shape[1:])} and x_{name} of {tuple(values.shape[1:])}: "
-                "store all of them with one size and number of channels."
-            )
-    sizes = [len(values) for values in x]
-    owner = np.repeat(order, sizes)
-    y = np.concatenate([labels_of(arrays, name, size) for name, size in zip(order, sizes, strict=True)])
-    classes = [str(name) for name in arrays["classes"].tolist()] if "classes" in arrays else None
-    labels, classes_found = as_labels(y, len(y), classes, None)
-    splits = Splits(labels, test, validation, of_each(arrays, "groups", domains, owner), split_seed)
-    splits.held, splits.tested = (np.isin(owner, [f"{domain}_{use}" for domain in domains]) for use in USES)
-    parts = {domain: np.flatnonzero(np.isin(owner, names)) for domain, names in stored.items()}
-    made = as_dataset("npz", sources.Samples(torch.cat(x), labels), labels, classes_found, parts, splits)
-    return replace(made, users=of_each(arrays, "users", domains, owner))
+    path, problem = find_root("npz", root), "it is no .npz file"
+    try:
+        if zipfile.is_zipfile(path):  # what else NumPy reads are single arrays and pickles
+            with np.load(path, allow_pickle=False) as stored:
+                return {key: stored[key] for key in stored.files}
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        problem = str(error)
+    raise DataError(f"'{path}' cannot be read as an .npz pack of plain arrays ({problem}): write it with np.savez.")
 
 
-def named(domain: str) -> list[str]:
-    return [f"{domain}_{use}" for use in USES]
-
-
-def domains_of(arrays: Arrays, root: Root) -> list[str]:
-    stored = [key[2:] for key in arrays if key.startswith("x_")]
-    parts = {part for name in stored for part in named(name)}
-    domains = [name for name in stored if name not in parts]
-    if not domains:
-        raise DataError(f"'{root}' has no array named x_<domain>: store images as x_<domain>, labels as y_<domain>.")
-    for name in domains:  # parts of a split, though nothing says of which domain, must not be trained on
-        domain, _, use = name.rpartition("_")
-        if use in USES and (domain or len(domains) > 1):
-            raise DataError(
-                f"The pack has x_{name} but no x_{domain or '<domain>'}: store a domain's images as x_<domain>, "
-                "x_<domain>_validation and x_<domain>_test."
-            )
-    return domains
-
-
-def labels_of(arrays: Arrays, name: str, samples: int) -> npt.NDArray[Any]:
-    y = arrays.get(f"y_{name}")
-    if y is None or y.shape != (samples,) or not np.issubdtype(y.dtype, np.integer):
+def of_each(arrays: Arrays, name: str, samples: int) -> npt.NDArray[Any]:
+    found = arrays.get(name, np.empty(0, np.int64))
+    if found.shape != (samples,) or found.dtype.kind not in ("iuU" if name.startswith("groups_") else "iu"):
         raise DataError(
-            f"y_{name} must be stored with x_{name}: one whole number from 0 for each of its {samples} samples."
+            f"{name} is {found.dtype} of shape {found.shape}: store a whole number for each of {samples:,}."
         )
-    return y
-
-
-def of_each(arrays: Arrays, what: str, domains: Sequence[str], owner: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """What `users_<domain>` or `groups_<domain>` say of each sample; those that are stored as for validation or testing
-    get one that no other has."""
-    own = {domain: arrays[f"{what}_{domain}"] for domain in domains if f"{what}_{domain}" in arrays}
-    if not own:
-        return None
-    kinds = {array.dtype.kind for array in own.values()}
-    whole = all(array.shape == (int((owner == domain).sum()),) for domain, array in own.items())
-    if len(own) < len(domains) or not whole or not (kinds <= {"i", "u"} or kinds == {"U"}):
-        raise DataError(
-            f"The pack has {', '.join(f'{what}_{domain}' for domain in own)}: store {what}_<domain> for all of its "
-            "domains or none, one for each sample of x_<domain>, and all as whole numbers or all as text."
-        )
-    if kinds == {"U"}:
-        found = np.array([f"?{number}" for number in range(len(owner))], object)
-    else:
-        found = -1 - np.arange(len(owner))
-    for domain, array in own.items():
-        found[owner == domain] = array
-    return found.astype(str) if kinds == {"U"} else found
+    return found
