@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 
 from fedkeel.runs.run import Run
-from tests.deploy.real import PROCESSES, SITES, Loopback, draw_images
+from tests.blocks.pages import ROOT, blocks_of
+from tests.deploy.real import CLASSES, PROCESSES, SITES, Loopback, draw_images
 from tests.engine.executors.sites.test_executor import assert_same
 
 pytestmark = PROCESSES
@@ -39,6 +47,31 @@ def test_a_federation_gives_what_one_process_gives(loopback: Loopback, method: s
         assert len(list((loopback.place / "state" / site / "models").glob("*/model.safetensors"))) == 1
 
 
+def test_the_page_of_the_whole_way_works_as_it_is_written(loopback: Loopback) -> None:
+    """From images at three sites over TLS to a calibrated ONNX file at each; the port alone is another."""
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    page = blocks_of((ROOT / "docs/guides/network.md").read_text(), "network.md")
+    ours = [block for block in page if block.kind == "run by"]
+    (config, server, sites, after) = (block.text for block in ours)
+    (loopback.place / "fed.toml").write_text(config)
+    loopback.start("server", *shlex.split(server)[1:], "--port", str(loopback.port))
+    loopback.until(lambda: (loopback.place / "kits/sites/west/local/comm_config.json").exists())
+    for name, line in zip(SITES, sites.splitlines(), strict=True):
+        loopback.start(name, *shlex.split(line)[1:])
+    assert loopback.finish() == 0, loopback.log("server")
+    fedkeel = shlex.join([sys.executable, "-m", "fedkeel"])
+    script = "set -e\n" + re.sub("^fedkeel", fedkeel, after, flags=re.MULTILINE)
+    done = subprocess.run(["bash", "-c", script], cwd=loopback.place, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    images = np.full((2, 3, 16, 16), 99, dtype=np.uint8)
+    logits = [
+        onnxruntime.InferenceSession(loopback.place / f"{name}.onnx").run(None, {"images": images})[0]
+        for name in ("fed", *SITES)
+    ]
+    assert all(found.shape == (2, len(CLASSES)) for found in logits)
+    assert not np.allclose(logits[1], logits[2]), "each has its own statistics"
+
+
 def test_a_federation_whose_server_and_a_site_are_killed_ends_as_if_nothing_had_happened(loopback: Loopback) -> None:
     """SCAFFOLD's control variates are at the sites, and the server's at the server."""
     begin(loopback, "run", "scaffold", 60)
@@ -65,6 +98,20 @@ def test_a_site_that_is_killed_is_missed_and_is_back_with_the_next_job(loopback:
     loopback.stop("server")
     assert "fedkeel: stopped; continue with: fedkeel server" in loopback.log("server")
     assert Run(loopback.place / "run").rounds_done > 3
+
+
+def test_a_site_that_ends_every_job_is_left_out_after_three(loopback: Loopback) -> None:
+    begin(loopback, "run", "fedavg", 10_000)
+
+    def left_out() -> bool:
+        for process in map(psutil.Process, loopback.family("west")):
+            with suppress(psutil.Error):
+                if any("worker_process" in word for word in process.cmdline()):
+                    process.kill()
+        return "'west' did not last in 3 jobs in a row: they go on without it" in loopback.log("server")
+
+    loopback.until(left_out, 240)
+    loopback.until(loopback.checkpointed("run", 3))
 
 
 def test_a_kit_that_was_loosened_by_hand_is_refused(loopback: Loopback) -> None:

@@ -93,8 +93,8 @@ def test_a_notebook_gets_vega_lite_and_a_picture(monkeypatch: pytest.MonkeyPatch
     bundle = Drawing(FIGURE)._repr_mimebundle_(include=None, exclude=None)
     assert bundle["image/svg+xml"] == "<svg></svg>"
     (kind,) = (kind for kind in bundle if "vegalite" in kind)
-    assert bundle[kind]["title"]["text"] == "</script>"
-    assert "by round" in bundle["text/plain"]
+    assert bundle[kind]["title"]["text"] == ["</script>"]
+    assert "loss" in bundle["text/plain"]
 
 
 def test_without_the_converter_a_notebook_still_gets_vega_lite(monkeypatch: pytest.MonkeyPatch) -> None:

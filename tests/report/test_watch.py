@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
 import socket
@@ -15,7 +16,7 @@ import pytest
 from fedkeel.cli import main
 from fedkeel.errors import FedkeelError
 from fedkeel.report import moment, watch
-from fedkeel.report.moment import Watch
+from fedkeel.report.moment import look
 from fedkeel.runs import live
 from tests import tiny
 from tests.deploy.loop import Loop, over_network, sites_of
@@ -41,37 +42,30 @@ def test_a_run_that_trains_is_in_its_next_round_and_says_how_far_it_is_and_how_l
     run = make_run(tmp_path / "run", rounds=8, done=4)
     add_timing(run, 4, 10.0)
     begin(run, round=4, done=1, clients=2).note("Something is odd.")
-    document, (group,) = Watch(run).look()
+    document, (group,) = look(run)
     (row,) = document["runs"]
     assert (document["state"], row["round"], row["rounds"], row["clients"]) == ("running", 5, 8, [1, 2])
     assert document["left"] == pytest.approx(35.0)  # three and a half rounds
     assert document["share"] == pytest.approx(4.5 / 8)
     assert [note["text"] for note in document["notes"]] == ["Something is odd."]
-    assert document["clients"] == {}  # nobody has given anything yet
     assert group.labels == ["fedavg"]
 
 
 def test_records_that_are_ahead_of_what_is_said_to_be_done_count(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", rounds=8, done=6)
     begin(run, round=4, done=1, clients=2)
-    document, _ = Watch(run).look()
+    document, _ = look(run)
     assert (document["runs"][0]["round"], document["share"]) == (7, 6 / 8)
-
-
-def test_a_run_that_is_tested_is_still_in_its_round(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", rounds=8, done=4)
-    begin(run, round=4, done=2, clients=2)
-    assert Watch(run).look()[0]["runs"][0]["round"] == 5
 
 
 def test_stopped_and_finished_runs_are_told_apart(tmp_path: Path) -> None:
     stopped, finished = make_run(tmp_path / "a", done=3), make_run(tmp_path / "b")
     begin(stopped).end("The disk is full.")
-    document, _ = Watch(stopped).look()
+    document, _ = look(stopped)
     (row,) = document["runs"]
     assert (document["state"], row["round"], row["reason"]) == ("stopped", 3, "The disk is full.")
     assert row["continue"] == f"fedkeel resume {stopped}"
-    document, _ = Watch(finished).look()
+    document, _ = look(finished)
     assert (document["state"], document["share"], document["left"]) == ("finished", 1.0, None)
 
 
@@ -86,44 +80,15 @@ def test_of_a_comparison_the_runs_to_come_count(tmp_path: Path) -> None:
     add_timing(place / "row0/seed0", 8, 10.0)
     add_timing(place / "row1/seed0", 8, 10.0)
     begin(place / "row1/seed0", round=4)
-    document, groups = Watch(place).look()
+    document, _ = look(place)
     assert [row["state"] for row in document["runs"]] == ["finished", "running", "waiting"]
-    assert document["title"] == "3 methods on digits-shift"
-    assert document["left"] == pytest.approx(40 + 80)
-    assert document["share"] == pytest.approx(0.5)
-    assert "clients" not in document
-    assert len(groups) == 1
-
-
-def test_comparisons_below_a_folder_are_told_apart_and_know_of_runs_to_come(tmp_path: Path) -> None:
-    make_comparison(tmp_path / "a", ("fedavg",), seeds=1)
-    make_comparison(tmp_path / "b", ("fedavg",), seeds=1, data="pacs", domains=("art",))
-    (tmp_path / "c").mkdir()
-    to_come = {"runs": [{"method": "gn", "seed": 0, "directory": "row0/seed0"}]}
-    (tmp_path / "c" / "comparison.json").write_text(json.dumps(to_come))
-    document, groups = Watch(tmp_path).look()
-    names = ["fedavg seed 0 (digits-shift)", "fedavg seed 0 (pacs)", "gn seed 0"]
-    assert [row["run"] for row in document["runs"]] == names
-    assert document["state"] != "finished"
-    assert len(groups) == 2
-    assert Watch(tmp_path / "c").look()[0]["state"] == "waiting"
-
-
-def test_between_two_runs_a_comparison_has_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moment.time, "time", lambda: 1000.0)
-    waiting, finished = {"state": "waiting"}, {"state": "finished", "ended": 990.0}
-    assert moment.state_of([waiting, finished]) == "running"
-    assert moment.state_of([waiting, {**finished, "ended": 900.0}]) == "stopped"
-    assert moment.state_of([waiting, finished, {"state": "stopped"}]) == "stopped"
-    assert moment.state_of([finished]) == "finished"
-    assert moment.state_of([waiting]) == moment.state_of([]) == "waiting"
+    assert (document["left"], document["share"]) == (pytest.approx(40 + 80), pytest.approx(0.5))
 
 
 def test_a_place_where_nothing_has_begun_is_waited_at(tmp_path: Path) -> None:
-    watching = Watch(tmp_path)
-    assert watching.look()[0]["state"] == "waiting"
+    assert look(tmp_path)[0]["state"] == "waiting"
     make_run(tmp_path / "run", done=1)
-    assert watching.look()[0]["title"] == "fedavg on digits-shift"
+    assert look(tmp_path)[0]["runs"][0]["run"] == "fedavg, seed 0"
 
 
 def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,64 +96,21 @@ def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pyt
     read: list[Path] = []
     real = moment.read_member
     monkeypatch.setattr(moment, "read_member", lambda of, run, n: (read.append(run.directory), real(of, run, n))[1])
-    watching = Watch(place)
     for _ in range(3):
-        watching.look()
+        look(place)
     assert len(read) == 2
-    with open(place / "row1/seed0/timing.jsonl", "a") as file:
-        file.write('{"round": 0, "train": 1.0}\n')
-    watching.look()
+    add_timing(place / "row1/seed0", 1, 1.0)
+    look(place)
     assert read[2:] == [place / "row1/seed0"]
 
 
-def test_a_line_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", done=2)
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"kind": "round", "rou')
-    document, (group,) = Watch(run).look()
-    assert document["notes"] == []
-    assert group.members[0].rounds_done == 2
-
-
-def test_sites_are_told_with_what_they_do_gave_and_lost(tmp_path: Path) -> None:
-    def swallow(node: int, request: dict[str, Any], reply: Any) -> Any:
-        return "it is tired" if (node, request["do"], request.get("step", [9])[0]) == ("clinic", "train", 0) else reply
-
-    loop = Loop(sites_of(tiny.federation(), tmp_path / "sites", tiny.model()))
-    loop.spoil = swallow
-    run = over_network(tmp_path, loop=loop, rounds=2)
-    sites = Watch(run.directory).look()[0]["sites"]
-    assert [*sites] == ["clinic", "hospital", "ward"]
-    clinic = sites["clinic"]
-    assert (clinic["connected"], clinic["state"], clinic["updates"]) == (True, "round 2: evaluate, done", 1)
-    assert (clinic["dropped"], clinic["reason"]) == (1, "it is tired")
-
-
-def test_who_waits_for_sites_sees_which_are_there(tmp_path: Path) -> None:
-    seen: list[dict[str, bool]] = []
-
-    class Waiting(tiny.Notes):
-        def note(self, text: str) -> None:
-            super().note(text)
-            sites = Watch(tmp_path / "run").look()[0].get("sites", {})
-            seen.append({name: site["connected"] for name, site in sites.items()})
-
-    named = ("clinic", "hospital", "ward")
-    over_network(tmp_path, rounds=1, observer=Waiting(), named=named)
-    assert seen[-1] == dict.fromkeys(named, True)
-
-
-def test_curves_of_a_single_method_are_by_domain_and_of_several_by_method(tmp_path: Path) -> None:
-    make_run(tmp_path / "one", domains=("average", "sketch"))
-    drawn = watch.drawings(Watch(tmp_path / "one").look()[1])
-    first, loss = drawn["charts"]
-    assert first["choices"][0] == ("Test accuracy by domain", 0)
-    assert [row["name"] for row in drawn["data"][0]] == ["average", "average (a domain)", "sketch"]
-    assert [name for name, _ in loss["choices"]] == ["Test loss", "Training loss"]
-    make_comparison(tmp_path / "two", ("fedavg", "fedbn"))
-    drawn = watch.drawings(Watch(tmp_path / "two").look()[1])
-    assert drawn["charts"][0]["choices"][0] == ("Test accuracy, mean over domains", 0)
-    assert [row["name"] for row in drawn["data"][0]] == ["fedavg", "fedbn"]
+def test_sites_are_told_with_what_they_do(tmp_path: Path) -> None:
+    run = over_network(tmp_path, loop=Loop(sites_of(tiny.federation(), tmp_path / "sites", tiny.model())), rounds=2)
+    document, _ = look(run.directory)
+    clinic = document["sites"]["clinic"]
+    assert sorted(document["sites"]) == ["clinic", "hospital", "ward"]
+    assert (clinic["connected"], clinic["state"]) == (True, "round 2: evaluate, done")
+    assert "clinic" in watch.status(document)
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
@@ -212,14 +134,17 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
 
 def test_it_has_the_page_the_numbers_and_the_report(ask: Ask) -> None:
     page = ask("/").read().decode()
-    assert "connect-src 'self'" in page
-    assert "<script>alert(1)" not in page
-    state = json.loads(ask("/state.json?again").read())
-    assert (state["state"], state["problem"]) == ("stopped", "")
-    assert json.loads(ask("/figures.json").read())["charts"]
+    assert "connect-src 'self'" in html.unescape(page)
+    state = json.loads(ask("/state.json").read())
+    assert state["problem"] == ""
+    assert "stopped" in state["status"]
+    assert "Curves so far" in state["parts"]
+    assert state["figures"]
+    assert "figures" not in json.loads(ask(f"/state.json?{state['drawn']}").read()), "those are known"
     report = ask("/report.html").read().decode()
     assert "fedprox" in report
-    assert "<script>alert(1)" not in report
+    for text in (page, state["status"], state["parts"], report):
+        assert "<script>alert(1)" not in text
 
 
 @pytest.mark.parametrize(
@@ -261,23 +186,19 @@ def test_it_listens_on_this_machine_alone(tmp_path: Path) -> None:
         assert server.socket.getsockname()[0] == "127.0.0.1"
 
 
-def test_what_cannot_be_read_is_a_sentence_on_the_page(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", done=2)
-    with watch.Server(run, 0) as server:
-        (run / "config.toml").write_text("rounds = [")
-        kind, body = server.answer("/state.json") or ("", b"")
-    assert kind == "application/json"
-    assert "config.toml" in json.loads(body)["problem"]
-
-
-def test_a_run_that_is_moved_meanwhile_is_a_sentence_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(_: Watch) -> Any:
-        raise FileNotFoundError(2, "No such file or directory", "run/seed0/metrics.jsonl")
+@pytest.mark.parametrize(
+    "error", [FedkeelError("It is damaged."), FileNotFoundError(2, "No such file", "metrics.jsonl")]
+)
+def test_what_cannot_be_read_is_a_sentence_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def damaged(_: Path) -> Any:
+        raise error
 
     with watch.Server(make_run(tmp_path / "run", done=2), 0) as server:
-        monkeypatch.setattr(Watch, "look", look)
-        _, body = server.answer("/state.json") or ("", b"")
-    assert "seed0/metrics.jsonl" in json.loads(body)["problem"]
+        monkeypatch.setattr(watch, "look", damaged)
+        _, body = server.answer("/state.json") or ("", "")
+    assert json.loads(body)["problem"] == str(error)
 
 
 def test_many_who_ask_make_it_look_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,9 +228,8 @@ def test_wrong_inputs_are_told_in_a_sentence(tmp_path: Path, capsys: pytest.Capt
         taken.listen()
         port = str(taken.getsockname()[1])
         cases = [
-            ([str(tmp_path / "nowhere")], "is no directory"),
+            ([str(tmp_path / "nowhere")], "holds no run"),
             ([str(tmp_path / "other")], "holds no run"),
-            ([str(tmp_path / "other" / "notes.txt")], "is no directory"),
             ([str(make_run(tmp_path / "run")), "--port", port], f"The port {port} cannot be had"),
             ([str(tmp_path / "run"), "--port", "70000"], "The port 70000 cannot be had"),
             ([str(tmp_path / "run"), "--port", "http"], "give a whole number"),

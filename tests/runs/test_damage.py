@@ -163,7 +163,7 @@ def test_a_report_names_the_damaged_file_and_shows_the_rest(tmp_path: Path, fini
         shutil.copytree(finished.directory, tmp_path / name)
     with flipped(tmp_path / "broken" / "metrics.jsonl", 333):
         text = report.write([tmp_path]).read_text()
-    assert "metrics.jsonl&#x27; was changed since the run wrote it, its checksum does not match" in text
+    assert "metrics.jsonl&#39; was changed since the run wrote it, its checksum does not match" in text
 
 
 def test_a_table_is_not_made_of_a_changed_result(tmp_path: Path, finished: Run) -> None:

@@ -6,12 +6,9 @@ examples:
   fedkeel report runs/digits-shift-fedavg-seed0 runs/digits-shift-fedbn-seed0 -o both.html
   fedkeel report runs/demo --figures paper/figures --format pdf --tables paper/tables
   fedkeel report runs/demo --metric balanced-accuracy
-  fedkeel report runs/demo --pdf demo.pdf
-  fedkeel report runs/demo --images 4
 """
 
 import json
-from pathlib import Path
 
 from fedkeel.cli.terminal.parsing import Arguments, Parser
 from fedkeel.errors import FedkeelError
@@ -24,27 +21,18 @@ FORMATS = ("svg", "png", "pdf")
 def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("directories", nargs="+", metavar="DIR", help="a run directory, or a folder of run directories")
-    add(
-        "-o",
-        "--out",
-        "--output",
-        dest="output",
-        metavar="FILE",
-        help="the page (default: DIR/report.html; of several: report.html)",
-    )
+    place = "the page (default: DIR/report.html; of several: report.html)"
+    add("-o", "--out", "--output", dest="output", metavar="FILE", help=place)
     add("--figures", metavar="DIR", help="write the figures there too, for a paper")
     add("--format", choices=FORMATS, metavar="|".join(FORMATS), help="of the figures (default: svg)")
     add("--tables", metavar="DIR", help="write the table there too, as Markdown, LaTeX and CSV")
     parser.add_shared("--metric")
-    add("--images", type=int, default=0, metavar="N", help="show N right and N wrong test images of each site, too")
-    add("--pdf", metavar="FILE", help="print the page to this file, too (needs playwright and Chromium)")
-    add("--json", action="store_true", help="print one JSON document: what was written, and what to know")
+    add("--json", action="store_true", help="print one JSON document: what was written")
 
 
 def run(arguments: Arguments) -> int:
     from fedkeel import report
     from fedkeel.drawing.show import require_converter
-    from fedkeel.report.paper import require_printer
 
     if arguments.format and not arguments.figures:
         raise FedkeelError(
@@ -52,9 +40,7 @@ def run(arguments: Arguments) -> int:
         )
     if arguments.figures:
         require_converter()  # before anything is written
-    if arguments.pdf:
-        require_printer()
-    page = report.write(arguments.directories, arguments.output, metric=arguments.metric, images=arguments.images)
+    page = report.write(arguments.directories, arguments.output, metric=arguments.metric)
     written = [page]
     if arguments.figures or arguments.tables:
         collected = report.collect(arguments.directories, metric=arguments.metric)
@@ -62,8 +48,6 @@ def run(arguments: Arguments) -> int:
             written += report.write_figures(collected, arguments.figures, arguments.format or FORMATS[0])
         if arguments.tables:
             written += report.write_tables(collected, arguments.tables)
-    if arguments.pdf:
-        written.append(report.write_pdf(page, Path(arguments.pdf)))
     paths = [str(path) for path in written]
     print(json.dumps({"page": str(page), "written": paths}, indent=1) if arguments.json else "\n".join(paths))
     return 0

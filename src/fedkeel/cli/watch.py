@@ -31,14 +31,15 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: Arguments) -> int:
     from fedkeel.files import plain
-    from fedkeel.report.moment import Watch
+    from fedkeel.options import as_path
+    from fedkeel.report.moment import checked, look
     from fedkeel.report.watch import Server
 
     if arguments.json:
         for given, flag in ((arguments.port, "--port"), (arguments.no_browser, "--no-browser")):
             if given:
                 raise FedkeelError(f"'{flag}' is of the page, and '--json' shows none: leave one of them out.")
-        print(json.dumps(plain(Watch(arguments.directory).look()[0]), indent=1))
+        print(json.dumps(plain(look(checked(as_path(arguments.directory)))[0]), indent=1))
         return 0
     place = visible(arguments.directory)
     with Server(arguments.directory, arguments.port) as server:

@@ -6,6 +6,7 @@ a row of jobs, each of which goes on from the run's own checkpoint, which is the
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import socket
@@ -28,13 +29,14 @@ from fedkeel.deploy.processes import LEAVE, Tail, running
 from fedkeel.deploy.serving import begun, check
 from fedkeel.engine.executors.sites.channel import TELL, wait
 from fedkeel.errors import FedkeelError
-from fedkeel.runs import live
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import METRICS
 from fedkeel.stopping import Stopped
 
 SILENT, GONE = 20.0, 60.0  # seconds without a word after which a site is not taken into a job, or ends the one it is in
+AROUND = 10.0  # between two looks at who is there: each question to NVFlare takes 35 kB for good
 LONGEST = 60.0  # seconds between a job that failed and the next one
+FAILED_BY = "due to reported failure from "  # of NVFlare's own words, as are those of `LET_IN`
 LOST = 3  # jobs in a row that one site failed, after which they go on without it
 
 
@@ -76,10 +78,10 @@ class Federation:
         for name in (FAILURE, PROGRESS):
             (kit / "local" / name).unlink(missing_ok=True)
         with running(kit) as server, closing(Console(self.kits / "admin", server)) as console:
-            wait(lambda: self._absent(console, len(self.sites)), self.say, self.wait)
-            shown = Tail(kit / "local" / PROGRESS)
+            wait(lambda: self._absent(console, len(self.sites)), self.say, self.wait, poll=2 * LOOK)
+            shown, log = Tail(kit / "local" / PROGRESS), Tail(kit / "log.txt")
             while not self._over():
-                self._one_job(console, kit, shown)
+                self._one_job(console, kit, shown, log)
             if (kit / "local" / FAILURE).exists():
                 raise FedkeelError((kit / "local" / FAILURE).read_text(encoding="utf-8"))
         return Run(self.out)
@@ -92,23 +94,29 @@ class Federation:
     def _absent(self, console: Console, needed: int) -> str:
         here = self._here(console)
         absent = ", ".join(name for name in self.sites if name not in here)
-        return (
-            f"{len(here)} of {len(self.sites)} sites are connected, waiting for {absent}." if len(here) < needed else ""
-        )
+        said = f"{len(here)} of {len(self.sites)} sites are connected, waiting for {absent}."
+        return said if len(here) < needed else ""
 
-    def _one_job(self, console: Console, kit: Path, shown: Tail) -> None:
+    def _one_job(self, console: Console, kit: Path, shown: Tail, log: Tail) -> None:
         """Run a job to its end, or until a site is there that is not in it."""
-        wait(lambda: self._absent(console, self.config.min_clients), self.say, float("inf"))
+        wait(lambda: self._absent(console, self.config.min_clients), self.say, float("inf"), poll=2 * LOOK)
         sites = self._here(console)
+        log.lines()  # of earlier jobs
+        rounds, why = self._records(), ""
         job = console.submit(job_folder(kit, sites))
-        began, rounds, why = time.monotonic(), self._records(), ""
+        began = asked = time.monotonic()
         try:
-            while not why and not console.has_ended(job):
+            while not why:
                 pause(LOOK)
                 for line in shown.lines():
                     self.say(line.removeprefix("fedkeel: "))
-                settled = time.monotonic() - began > SILENT
-                why = "" if self._over() else self._outdated(console, sites, self._records() > rounds, settled)
+                now, over = time.monotonic(), self._over()
+                if over or now - asked > AROUND:
+                    asked = now
+                    if console.has_ended(job):
+                        break
+                    why = "" if over else self._outdated(console, sites, self._records() > rounds, now - began > SILENT)
+                    gc.collect()  # NVFlare leaves a megabyte behind with every question, in circles
         except Stopped:
             console.stop(job, LEAVE)
             raise
@@ -121,9 +129,8 @@ class Federation:
             self.say(f"{why}: the next job goes on from the checkpoint.")
             console.stop(job, LEAVE)
         elif not self._over():
-            # Those that were at work then may have ended it, unless it was all of them.
-            at_work = [name for name in sites if self._did(name).endswith(("under way", "no reply"))]
-            self._count(at_work if len(at_work) < len(sites) else ())
+            lines = [line.partition(FAILED_BY)[2] for line in log.lines()]
+            self._count([name for name in sites if any(line.startswith(f"{name}:") for line in lines)])
             self.say(f"The job ended before the run: the next one goes on from the checkpoint in {self._pause:.0f} s.")
             pause(self._pause)
             self._pause = min(2 * self._pause, LONGEST)
@@ -139,6 +146,8 @@ class Federation:
             return f"Nothing was heard of {' and '.join(gone)} for {GONE:.0f} s"
         idle = console.idle(self._here(console)) if settled else []
         back = [name for name in idle if name in sites]
+        if len(back) == len(sites):  # it is ending
+            return ""
         self._count(back)
         came = [name for name in idle if name in back or in_round]  # one that is new can wait for the round
         return f"{' and '.join(came)} came" if came else ""
@@ -149,10 +158,6 @@ class Federation:
             self._failed[name] += 1
             if self._failed[name] == LOST:
                 self.say(f"The site '{name}' did not last in {LOST} jobs in a row: they go on without it.")
-
-    def _did(self, site: str) -> str:
-        """The last thing that is known of it."""
-        return str(live.read(self.out).get("sites", {}).get(site, {}).get("state", ""))
 
     def _records(self) -> int:
         """Grows with every round."""

@@ -114,8 +114,7 @@ def parts(text: str) -> list[spec.Spec]:
 
 def refuse_large(owner: str, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
-        most = MOST.get(name) if isinstance(value, int | float) else LONGEST_TEXT
-        size = len(value) if isinstance(value, str) else value
+        size, most = (len(value), LONGEST_TEXT) if isinstance(value, str) else (value, MOST.get(name))
         if most is not None and isinstance(size, int | float) and size > most:
             raise FedkeelError(f"'{name}' of {owner} has the size {size:,}: give at most {most:,}.")
 

@@ -147,7 +147,7 @@ def enrol(channel: Channel, config: Config, before: Roster | None, waiting: Wait
     roster.starts = before.starts + 1 if before else 1
     roster.sitting_out |= {name: reason for name, reason in answers.items() if isinstance(reason, str)}
     told = {name: {"do": "sit out", "reason": why} for name, why in roster.sitting_out.items() if name in answers}
-    roster.sitting_out |= dict.fromkeys(waiting.named - answers.keys(), "it did not come")
+    roster.sitting_out |= {name: "it did not come" for name in waiting.named if name not in answers}
     for name, reason in roster.sitting_out.items():
         live.note(f"The site '{name}' sits out: {reason}.")
         show([name], f"sits out: {reason}", name in answers)
@@ -171,12 +171,8 @@ def meet(
         new = [name for name in channel.sites() if name not in answers]
         answers.update(describe(channel, new, opening, min(config.round_timeout, PATIENCE)) if new else {})
         show(new, "connected", True)
-        named = ", ".join(name for name in waiting.named if name not in answers)
-        return (
-            f"{len(answers)} of {wanted} sites are here, waiting for {named or 'more'}."
-            if len(answers) < wanted
-            else ""
-        )
+        named = ", ".join(name for name in waiting.named if name not in answers) or "more"
+        return f"{len(answers)} of {wanted} sites are here, waiting for {named}." if len(answers) < wanted else ""
 
     wait(lambda: absent(wanted), live.note, waiting.seconds)
     wait(lambda: absent(min(wanted, config.min_clients)), live.note, float("inf"))

@@ -108,11 +108,11 @@ class Site:
         if do == "train":
             self._charge(worker)
             update, kept = worker.train(self.name, broadcast, remembered)
-            memory.keep(step, kept)
+            memory.keep(step, {} if worker.config.stateless else kept)
             return {}, update_to_bytes(update)
         if do == "answer":
             answer, kept = worker.answer(self.name, broadcast, remembered, str(request["question"])[:100])
-            memory.keep(step, kept)
+            memory.keep(step, {} if worker.config.stateless else kept)
             return {"samples": answer.samples}, pack({}, tensors=answer.tensors)
         if do != "evaluate":
             raise BadMessage(f"there is no request '{do}'")

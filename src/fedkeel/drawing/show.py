@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Mapping
-from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from fedkeel.core.naming import visible
+from fedkeel.drawing.theme import config
 from fedkeel.drawing.vega import Spec, chart
 from fedkeel.errors import FedkeelError, first_line, unknown
 from fedkeel.files import write_atomically
@@ -20,6 +20,7 @@ VEGA = "vega.js.gz"  # made by .ci/vega
 VERSION = "6.4"  # of Vega-Lite, in that file and for those that vl-convert makes
 FORMATS = ("svg", "png", "pdf")
 DOTS = 300  # an inch, of a PNG
+WIDTH = 520  # of a figure on its own, in pixels of 1/96 inch: the text of a page with one column
 
 
 def packed_vega() -> bytes:
@@ -27,14 +28,15 @@ def packed_vega() -> bytes:
     return resources.files(__package__).joinpath(VEGA).read_bytes()
 
 
-def embedded(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
 def require_converter() -> None:
     if importlib.util.find_spec("vl_convert") is None:
         raise FedkeelError("Figures need vl-convert-python, which is not installed: pip install 'fedkeel[report]'.")
+
+
+def alone(spec: Spec) -> Spec:
+    """A figure of a page with all that it needs to be drawn by itself."""
+    width = min(WIDTH, spec.get("usermeta", {}).get("widest", WIDTH))
+    return {**spec, "width": width, "config": config()}
 
 
 def as_file(spec: Spec, format: str) -> bytes:
@@ -42,10 +44,10 @@ def as_file(spec: Spec, format: str) -> bytes:
     require_converter()
     import vl_convert
 
-    drawn = printable(spec)
+    drawn = printable(alone(spec))
     try:
         if format == "png":
-            return bytes(vl_convert.vegalite_to_png({**drawn, "background": "white"}, VERSION, scale=1, ppi=DOTS))
+            return bytes(vl_convert.vegalite_to_png(drawn, VERSION, scale=1, ppi=DOTS))
         if format == "pdf":
             return bytes(vl_convert.vegalite_to_pdf(drawn, VERSION))
         return str(vl_convert.vegalite_to_svg(drawn, VERSION)).encode()
@@ -69,15 +71,11 @@ class Drawing:
 
     >>> line = {"name": "fedavg", "x": [1, 2], "y": [3.0, 1.0]}
     >>> Drawing({"kind": "lines", "title": "loss", "x_label": "round", "series": [line]})
-    Drawing('loss, by round: fedavg')
+    Drawing('loss; fedavg')
     """
 
     def __init__(self, figure: Mapping[str, Any]) -> None:
-        self.figure = dict(figure)
-
-    @cached_property
-    def spec(self) -> Spec:
-        return chart(self.figure).whole()
+        self.figure, self.spec = dict(figure), alone(chart(figure))
 
     def __repr__(self) -> str:
         return f"Drawing({visible(self.spec['description'])!r})"

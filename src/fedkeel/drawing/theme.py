@@ -11,6 +11,7 @@ TEN = {
 COLOURS = {theme: colours.split() for theme, colours in TEN.items()}
 DASHES = [[1, 0], [7, 4], [2, 3], [9, 3, 2, 3], [14, 5]]
 SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross"]
+NARROW = {"expr": "(containerSize()[0] || 640) < 500 ? 90 : 170"}  # of the names beside an axis, in pixels
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
 
 # Paper, ink, softer ink, grid, and the shades of matrices from nothing to much and from minus to plus.
@@ -27,10 +28,10 @@ def config(theme: str = "light") -> dict[str, Any]:
     named = dict(zip(("paper", "ink", "weak", "strong", "darkens"), (paper, ink, *ON_SHADES[theme]), strict=True))
     line = {"domainColor": grid, "tickColor": grid, "gridColor": grid, "labelColor": soft, "titleColor": soft}
     return {
-        "background": None,
+        "background": paper,
         "font": FONT,
         "view": {"stroke": None},
-        "axis": {**line, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "labelLimit": 150},
+        "axis": {**line, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "labelLimit": NARROW},
         "axisQuantitative": {"tickCount": 5},
         "legend": {"labelColor": ink, "titleColor": soft, "labelFontSize": 11, "labelLimit": 260, "orient": "bottom"},
         "title": {"color": ink, "subtitleColor": soft, "anchor": "start", "frame": "bounds", "fontSize": 13},

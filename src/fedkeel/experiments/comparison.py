@@ -27,7 +27,7 @@ from fedkeel.engine.executors.executor import choose_executor
 from fedkeel.engine.idle import settled
 from fedkeel.engine.setup import choose_device, load_federation
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.beginning import Beginning
+from fedkeel.experiments.beginning import Beginning, tell_of_other_versions
 from fedkeel.experiments.jobs import Job, JobsObserver, Trial, beside_others, choose_jobs, run_all, share_tracker
 from fedkeel.experiments.objects import read_objects
 from fedkeel.experiments.progress import watched
@@ -188,6 +188,7 @@ def compare_configs(
     planned = [replace(job, track=track) for job in plan(configs, numbers, folder)]
     finished = [job for job in planned if has_finished(job.directory)]
     todo = [job for job in planned if job not in finished]
+    tell_of_other_versions(finished, observer.note)
     processes = min(processes, max(1, len(todo)))
     if processes > 1:
         share_tracker(track)

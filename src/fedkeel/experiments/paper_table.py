@@ -12,7 +12,7 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
-from fedkeel.experiments.recipes import DIAGNOSTICS, PublishedNumber, Recipe, RecipeColumn, RecipeRow
+from fedkeel.experiments.recipes import PublishedNumber, Recipe, RecipeColumn, RecipeRow
 from fedkeel.experiments.tables import DASH
 
 Cells = Mapping[tuple[str, str], Mapping[int, float]]  # ours by seed, by a cell's row and column
@@ -182,11 +182,11 @@ class Reproduction:
 
     def notes(self) -> list[str]:
         """What the paper says of this table or figure besides its numbers, and where the same is of ours."""
-        notes = [f"The paper: {claim}" for claim in self.recipe.claims]
-        notes += [f"A misprint: {misprint}" for misprint in self.recipe.misprints]
-        for name in self.recipe.diagnostics:
-            notes.append(f"Ours, {DIAGNOSTICS[name]}: diagnostics/{name}.json of each run.")
-        return notes
+        return [
+            *(f"The paper: {claim}" for claim in self.recipe.claims),
+            *(f"A misprint: {misprint}" for misprint in self.recipe.misprints),
+            *(f"Ours: diagnostics/{name}.json of each run." for name in self.recipe.diagnostics),
+        ]
 
     def markdown(self) -> str:
         lines = [f"### {self.title}", "", *(f"**{mark}**" for mark in self.marks), "", self.legend]

@@ -28,6 +28,7 @@ from fedkeel.core.naming import slug
 from fedkeel.data.load import refuse_missing
 from fedkeel.engine.idle import settled
 from fedkeel.errors import FedkeelError, nearest
+from fedkeel.experiments.beginning import tell_of_other_versions
 from fedkeel.experiments.jobs import Job, JobsObserver, beside_others, choose_jobs, run_all
 from fedkeel.experiments.paper_table import PaperCell, Reproduction, derived
 from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, RecipeColumn, RecipeRow, load
@@ -122,6 +123,7 @@ class TableRuns:
         """What is not finished, and the diagnostics of what is; returns what went wrong."""
         finished = [job for job in self.jobs if has_finished(job.directory)]
         todo = [job for job in self.jobs if job not in finished]
+        tell_of_other_versions(finished, observer.note)
         processes = min(choose_jobs(jobs, [job.config for job in todo]), max(1, len(todo)))
         if todo:
             with explained(self.directory):  # told once, and not by each of the runs

@@ -8,31 +8,33 @@ the rounds that an interrupted run has done are still in the curves.
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import stdev
 from typing import Any, NamedTuple
 
-from fedkeel.config import Config
+from fedkeel.config import Config, first_of
+from fedkeel.drawing.theme import COLOURS
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import comparisons_in, find_trials, labels
 from fedkeel.experiments.difference import Cell
 from fedkeel.experiments.tables import Results
 from fedkeel.report.clients import Contribution, read_clients
-from fedkeel.report.diagnostics import ALL_RUNS, DiagnosticFigures, read_diagnostics
+from fedkeel.report.diagnostics import DiagnosticFigures, read_diagnostics
+from fedkeel.runs.intact import how_to_continue
 from fedkeel.runs.run import PYTHON_OBJECT, Run
-from fedkeel.runs.store import fingerprint
-from fedkeel.runs.summary import IF_THERE, RESULTS, SUMMARY, tested_images
+from fedkeel.runs.timing import read_timing, seconds_of
 
 BESIDE = {"batch": "accuracy with batch statistics", "site": "accuracy, calibrated to each site"}
+BASELINES = ("central", "fedavg")
 FEDERATION = ("data", "partition", "unseen", "subsample")  # runs that share these were made on the same data
+Record = dict[str, Any]
+ByRound = dict[int, float]
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(NamedTuple):
     """Something that has a curve."""
 
     key: str
@@ -46,9 +48,8 @@ class Member:
 
     label: str
     run: Run
-    summary: dict[str, Any] | None
-    curves: dict[Metric, dict[int, float]]
-    domains: tuple[str, ...]
+    summary: dict[str, Any] | None = None
+    curves: dict[Metric, ByRound] = field(default_factory=dict)
     test_images: dict[str, int] = field(default_factory=dict)  # by domain
     clients: dict[str, Contribution] = field(default_factory=dict)
 
@@ -62,27 +63,11 @@ class Member:
 
     @property
     def rounds_done(self) -> int:
-        return 1 + max((round for curve in self.curves.values() for round in curve), default=-1)
+        recorded = (curve for metric, curve in self.curves.items() if metric.key != "seconds")
+        return 1 + max((round for curve in recorded for round in curve), default=-1)
 
     def __str__(self) -> str:
         return f"{self.label}, seed {self.seed}"
-
-
-class Curve(NamedTuple):
-    """One method's curve: mean and spread over seeds at each round, and of how many seeds."""
-
-    rounds: list[int]
-    mean: list[float]
-    std: list[float | None]
-    seeds: list[int]
-
-    def thinned(self, most: int) -> Curve:
-        """At most about `most` rounds, evenly spaced, the last among them."""
-        count = len(self.rounds)
-        if count <= most:
-            return self
-        shown = sorted({round(step * (count - 1) / (most - 1)) for step in range(most)})
-        return Curve(*([column[i] for i in shown] for column in self))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -90,8 +75,7 @@ class Group:
     """The runs of one federation."""
 
     members: list[Member]
-    diagnostics: list[DiagnosticFigures]
-    anchor: str = "g0"  # its place on the page
+    diagnostics: list[DiagnosticFigures] = field(default_factory=list)
     metric: str = "accuracy"  # of its table
 
     @cached_property
@@ -125,16 +109,40 @@ class Group:
     def metrics(self) -> list[Metric]:
         return list(dict.fromkeys(metric for member in self.members for metric in member.curves))
 
+    @cached_property
+    def ranked(self) -> list[str]:
+        """The methods, the best first."""
+        average = {row.method: row.average.mean for row in self.results.rows}
+        return sorted(self.labels, key=lambda label: -average.get(label, -1.0))
+
+    @cached_property
+    def shown(self) -> list[str]:
+        """The methods that are seen at first, each with a colour of its own: the best, and the baselines."""
+        baselines = (next((x for x in self.ranked if x.partition("@")[0] == name), "") for name in BASELINES)
+        best = dict.fromkeys([*filter(None, baselines), *self.ranked])
+        return sorted([*best][: len(COLOURS["light"])], key=self.labels.index)
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Of methods by their labels, in the order of their colours."""
+        short = {row.method: self.results.name(row) for row in self.results.rows}
+        return {label: short.get(label, label) for label in dict.fromkeys([*self.shown, *self.labels])}
+
+    def two_of(self, runs: Iterable[str]) -> list[int]:
+        """The places of two of these runs that are beside each other at first: of the two best methods."""
+        methods, first = {str(member): member.label for member in self.members}, dict[str, int]()
+        for place, run in enumerate(runs):
+            first.setdefault(methods.get(run, ""), place)
+        return [first[label] for label in self.ranked if label in first][:2] or [0]
+
     def of(self, label: str) -> list[Member]:
         return [member for member in self.members if member.label == label]
 
-    def curve(self, label: str, metric: Metric) -> Curve:
+    def curve(self, label: str, metric: Metric) -> dict[int, Cell]:
         """Over the seeds that have that round, so that a run that was interrupted counts as far as it came."""
-        mine = [member.curves[metric] for member in self.of(label) if metric in member.curves]
-        rounds = sorted({round for curve in mine for round in curve})
-        at = [[curve[round] for curve in mine if round in curve] for round in rounds]
-        cells = [Cell(dict(enumerate(values))) for values in at]
-        return Curve(rounds, [cell.mean for cell in cells], [cell.std for cell in cells], [len(v) for v in at])
+        mine = {member.seed: member.curves[metric] for member in self.of(label) if metric in member.curves}
+        rounds = sorted({round for curve in mine.values() for round in curve})
+        return {round: Cell({seed: curve[round] for seed, curve in mine.items() if round in curve}) for round in rounds}
 
 
 @dataclass(frozen=True)
@@ -159,24 +167,25 @@ def collect(directories: Sequence[str | Path], *, metric: str = "accuracy") -> C
         raise FedkeelError("There is nothing to report: give a run directory or one that 'fedkeel compare' made.")
     notices: list[str] = []
     placed, missing = find_runs(directories)
-    if missing:
-        notices.append(f"Not started yet: {', '.join(missing)}.")
     members = [read_member(label, run, notices) for label, run in placed]
     if not members:
         raise FedkeelError(f"No run of '{directories[0]}' has started yet: there is nothing to report.")
-    groups: list[Group] = []
-    for runs in by_federation(members):
-        named = unique(name_apart(runs), notices)
-        groups.append(Group(named, diagnostics_of(named, notices), f"g{len(groups)}", metric))
+    groups = []
+    for runs in grouped(members):
+        found = read_diagnostics({str(member): member.run.directory for member in runs}, notices)
+        groups.append(Group(runs, found, metric))
         notices += remarks(groups[-1])
-    notices += unfinished([member for group in groups for member in group.members if member.summary is None])
+    if missing:
+        notices.append(f"Not started yet: {', '.join(missing)}.")
+    if unfinished := [member for group in groups for member in group.members if member.summary is None]:
+        first = how_to_continue(unfinished[0].run.directory)
+        done = (f"{member} ({member.rounds_done} of {member.config.rounds} rounds)" for member in unfinished)
+        told = "what was recorded is in the curves, and nothing of it counts in the table"
+        notices.append(f"Not finished: {'; '.join(done)}: {told}; '{first}' continues the first.")
     if len(groups) > 1 and (len(directories) > 1 or comparisons_in(directories[0]) == [Path(directories[0])]):
         differ = ", ".join(name for name in FEDERATION if len({getattr(m.config, name) for m in members}) > 1)
-        notices.insert(
-            0,
-            f"These runs were made on {len(groups)} different federations ({differ or 'domains'} differ): each has its "
-            "own part of this page, and their numbers are not compared.",
-        )
+        told = f"These runs were made on {len(groups)} different federations ({differ or 'domains'} differ)"
+        notices.insert(0, f"{told}: each has its own part of this page, and their numbers are not compared.")
     return Collected([Path(directory) for directory in directories], groups, notices)
 
 
@@ -194,74 +203,78 @@ def find_runs(directories: Iterable[str | Path]) -> tuple[list[tuple[str, Run]],
 
 
 def read_member(label: str, run: Run, notices: list[str]) -> Member:
-    summary: dict[str, Any] | None = None
-    curves: dict[Metric, dict[int, float]] = {}
-    path = run.directory / "metrics.jsonl"
+    """What cannot be read is told, and the run is shown without it."""
+    found: dict[str, Any] = {}
+    for read in (_summary, _records):
+        try:
+            found |= read(run, notices)
+        except FedkeelError as error:
+            notices.append(f"{error} The run is shown without it.")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            notices.append(f"'{run.directory}' has records that no run writes ({error!r}), and is shown without them.")
+    return Member(label, run, **found)
 
-    def tell(file: str, error: Exception, then: str) -> None:
-        """A damaged file says itself what is to be done."""
-        problem = str(error) if isinstance(error, FedkeelError) else f"'{run.directory / file}' cannot be read."
-        notices.append(f"{problem} {then}")
 
-    try:
-        summary = usable(run.summary)
-    except (ValueError, KeyError, TypeError) as error:  # the first is also a `FedkeelError`
-        tell("summary.json", error, "The run is shown as not finished.")
-    tested: list[dict[str, Any]] = []
+def _summary(run: Run, _: list[str]) -> Record:
+    return {"summary": run.sound_summary()}
+
+
+def _records(run: Run, notices: list[str]) -> Record:
+    records, lost = run.readable()
+    if lost:
+        notices.append(f"'{run.directory}' has {lost} lines of metrics that cannot be read: the curves have a gap.")
+    timing = read_timing(run.directory)
+    curves, clients = read_curves(run.config, records, timing), read_clients(records, timing)
+    return {"curves": curves, "clients": clients, "test_images": tested_images(records)}
+
+
+def scores(records: Sequence[Record], split: str = "test", statistics: str | None = None) -> list[Record]:
+    """One of each evaluated round; under the statistics that results are told of, unless others are named."""
+    found = [record for record in records if record["kind"] == "scores" and record["split"] == split]
+    wanted = statistics or first_of(record["statistics"] for record in found)
+    return [record for record in found if record["statistics"] == wanted]
+
+
+def tested_images(records: Sequence[Record]) -> dict[str, int]:
+    """How many images each domain was tested on, in the last round that was evaluated."""
     sizes: dict[str, int] = {}
-    clients: dict[str, Contribution] = {}
-    try:
-        # Parsed once, and forgotten when this is done: the metrics of forty runs are large.
-        parsed, reading = run.readable(), copy(run)
-        reading.readable = lambda: parsed  # type: ignore[method-assign]
-        curves, tested = read_curves(reading), reading.scores()[-1:]
-        sizes, clients = tested_images(reading), read_clients(reading)
-        if lost := parsed[1]:
-            lines = "a line" if lost == 1 else f"{lost} lines"
-            notices.append(f"'{path}' has {lines} that cannot be read: the curves have a gap there.")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        tell(path.name, error, "The run has no curves here.")
-    if summary and not any(metric.is_percent for metric in curves):
-        notices.append(f"'{path}' has no evaluated round: the run is in the table and has no curve of accuracy.")
-    domains = tuple(name for entry in ([summary] if summary else tested) for name in entry["domains"])
-    return Member(label, run, summary, curves, domains, sizes, clients)
+    last = {(entry["round"], "test", entry["statistics"]) for entry in scores(records)[-1:]}
+    for record in (r for r in records if r["kind"] == "evaluation" and "samples" in r):
+        if (record["round"], record["split"], record["statistics"]) in last:
+            sizes[record["domain"]] = sizes.get(record["domain"], 0) + int(record["samples"])
+    return sizes
 
 
-def usable(summary: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What of a summary can be shown: without results it is none, and of the rest what is not as a run writes it is
-    left out."""
-    if summary is None:
-        return None
-    rules = {**SUMMARY, **IF_THERE}
-    sound = {name: value for name, value in summary.items() if name not in rules or rules[name](value)}
-    if not sound.get("domains") or not sound.keys() >= RESULTS.keys():
-        raise ValueError("no accuracy")
-    if sound.get("rounds") == 0:
-        del sound["rounds"]
-    return sound
-
-
-def read_curves(run: Run) -> dict[Metric, dict[int, float]]:
+def read_curves(
+    config: Config, records: Sequence[Record], timing: Sequence[Mapping[str, Any]]
+) -> dict[Metric, ByRound]:
     """By round. A round that was not evaluated, or whose value is not a number, has no entry."""
-    tested, rounds = run.scores(), run.records("round")
-    beside = {kind: run.scores(statistics=kind) for kind in run.config.statistics[1:]}
-    on = run.config.evaluate_on.capitalize()
-    curves = {
+    tested, on = scores(records), config.evaluate_on.capitalize()
+    rounds = [record for record in records if record["kind"] == "round"]
+    unseen = {name.strip() for name in config.unseen.split(",")}
+    trained = {e["round"]: [v for n, v in e["domains"].items() if v is not None and n not in unseen] for e in tested}
+    curves: dict[Metric, dict[int, Any]] = {
         Metric("average", f"{on} accuracy, mean over domains"): {e["round"]: e["average"] for e in tested},
         Metric("unseen", f"{on} accuracy, mean over unseen domains"): {e["round"]: e.get("unseen") for e in tested},
     }
     for name in dict.fromkeys(name for entry in tested for name in entry["domains"]):
         domain = Metric(f"domain {name}", f"{on} accuracy, {name}")
         curves[domain] = {e["round"]: e["domains"].get(name) for e in tested}
-    validation = Metric("validation", "Validation accuracy, mean over domains")
+    if any(len(values) > 1 for values in trained.values()):
+        spread = Metric("spread", f"{on} accuracy, standard deviation over trained domains")
+        curves[Metric("worst", f"{on} accuracy, worst trained domain")] = {r: min(v) for r, v in trained.items() if v}
+        curves[spread] = {r: stdev(v) for r, v in trained.items() if len(v) > 1}
+    for kind in config.statistics[1:]:
+        beside = scores(records, statistics=kind)
+        curves[Metric(kind, f"{on} {BESIDE[kind]}")] = {e["round"]: e["average"] for e in beside}
+    validation = scores(records, "validation") if on == "Test" else []
+    traffic = {r["round"]: (r["bytes_up"] + r["bytes_down"]) / 1e6 for r in rounds if "bytes_up" in r}
     curves |= {
-        **{
-            Metric(kind, f"{on} {BESIDE[kind]}"): {e["round"]: e["average"] for e in scores}
-            for kind, scores in beside.items()
-        },
-        validation: {e["round"]: e["average"] for e in run.scores("validation") if on == "Test"},
-        Metric("test-loss", f"{on} loss", is_percent=False): {e["round"]: e.get("loss") for e in tested},
-        Metric("train-loss", "Training loss", is_percent=False): {e["round"]: e.get("loss") for e in rounds},
+        Metric("validation", "Validation accuracy, mean over domains"): {e["round"]: e["average"] for e in validation},
+        Metric("test-loss", f"{on} loss", False): {e["round"]: e.get("loss") for e in tested},
+        Metric("train-loss", "Training loss", False): {e["round"]: e.get("loss") for e in rounds},
+        Metric("traffic", "MB of a round, up and down, all clients", False): traffic,
+        Metric("seconds", "Seconds of a round", False): {line["round"]: seconds_of(line) for line in timing},
     }
     finite = {
         metric: {int(r): float(v) for r, v in curve.items() if v is not None and math.isfinite(v)}
@@ -270,70 +283,30 @@ def read_curves(run: Run) -> dict[Metric, dict[int, float]]:
     return {metric: curve for metric, curve in finite.items() if curve}
 
 
-def by_federation(members: Sequence[Member]) -> list[list[Member]]:
+def grouped(members: Sequence[Member]) -> list[list[Member]]:
+    """The runs of each federation, each with the name that it has in a comparison; where some are in none, or one name
+    stands for two configurations, all with names that say in what they differ."""
     groups: dict[tuple[Any, ...], list[Member]] = {}
     for member in members:
-        config = member.config
         # What was given in Python has no name to compare: its domains must do.
-        domains = frozenset(member.domains) if config.data == PYTHON_OBJECT else frozenset()
-        groups.setdefault((*(getattr(config, name) for name in FEDERATION), domains), []).append(member)
-    return list(groups.values())
-
-
-def name_apart(members: Sequence[Member]) -> list[Member]:
-    """Names from the comparison, or the method; all made anew when one name would stand for two configurations."""
-    loose = [member for member in members if not member.label]
-    fresh = iter(labels([member.run for member in loose]))
-    named = [replace(member, label=member.label or next(fresh)) for member in members]
-    configurations: dict[str, set[str]] = {}
-    for member in named:
-        objects = "".join(f" {thing['name']} {thing['digest']}" for thing in member.run.given.values())
-        configurations.setdefault(member.label, set()).add(fingerprint(member.config.replace(seed=0)) + objects)
-    if all(len(different) == 1 for different in configurations.values()):
-        return named
-    return [replace(m, label=label) for m, label in zip(members, labels([m.run for m in members]), strict=True)]
-
-
-def unique(members: Sequence[Member], notices: list[str]) -> list[Member]:
-    """One run for each name and seed: a copy must not count as one more seed."""
-    kept: dict[str, Member] = {}
-    for member in members:
-        other = kept.get(str(member))
-        if other is None:
-            kept[str(member)] = member
-            continue
-        first, second = (other, member) if other.summary or not member.summary else (member, other)
-        kept[str(member)] = first
-        notices.append(f"{member} is there twice: '{first.run.directory}' counts, '{second.run.directory}' does not.")
-    return list(kept.values())
-
-
-def diagnostics_of(members: Sequence[Member], notices: list[str]) -> list[DiagnosticFigures]:
-    """The first seed of every method first: what the page has no room for is then a further seed's."""
-    seeds_before = {str(m): sum(o.label == m.label for o in members[:place]) for place, m in enumerate(members)}
-    first_seeds_first = sorted(members, key=lambda member: seeds_before[str(member)])
-    found = read_diagnostics({str(member): member.run.directory for member in first_seeds_first}, notices)
-    order = [ALL_RUNS, *map(str, members)]
-    return [replace(d, runs=dict(sorted(d.runs.items(), key=lambda item: order.index(item[0])))) for d in found]
+        domains = frozenset(member.test_images) if member.config.data == PYTHON_OBJECT else frozenset()
+        groups.setdefault((*(getattr(member.config, name) for name in FEDERATION), domains), []).append(member)
+    found = []
+    for group in groups.values():
+        fresh = labels([member.run for member in group])
+        names = {(member.label, name) for member, name in zip(group, fresh, strict=True)}
+        keep = all(member.label for member in group) and len(names) == len({label for label, _ in names})
+        found.append(group if keep else [replace(m, label=name) for m, name in zip(group, fresh, strict=True)])
+    return found
 
 
 def remarks(group: Group) -> list[str]:
     """What is remarkable about the resulting models, or why that is not known."""
     found = []
-    for member in group.measured:
+    for member in list(group.measured):
         try:
             found += [f"{member}: {sentence}" for sentence in member.run.measures.notes()]
         except FedkeelError as error:
             found.append(str(error))
             group.measured.remove(member)
     return found
-
-
-def unfinished(members: Sequence[Member]) -> list[str]:
-    names = "; ".join(f"{member} ({member.rounds_done} of {member.config.rounds} rounds)" for member in members)
-    continues = "continues it" if len(members) == 1 else "continues the first of them"
-    return [
-        f"Not finished: {names}. What was recorded is in the curves; nothing of it counts in the table. "
-        f"{shlex.join(['fedkeel', 'resume', str(member.run.directory)])} {continues}."
-        for member in members[:1]
-    ]

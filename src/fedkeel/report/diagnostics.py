@@ -1,38 +1,32 @@
-"""The diagnostics that runs recorded: `diagnostics/*.json`, checked and made small enough for one page.
+"""The diagnostics that runs recorded, `diagnostics/*.json`: checked, made small enough for one page, and side by side.
 
-A file holds `name`, `title`, `what`, `paper` and `figures`; a figure is one of the kinds in `CHECKS`. A file that is
-not so is left out with a notice: a report never fails because of one diagnostic.
+A report never fails because of one diagnostic: a file with a figure that cannot be drawn is left out with a notice.
 """
 
+from __future__ import annotations
+
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
 
 from fedkeel.analysis.figures import Figure
-from fedkeel.files import plain
+from fedkeel.drawing.vega import chart, known
+from fedkeel.experiments.difference import RULE, Cell, unbeaten
+from fedkeel.experiments.tables import competes
+from fedkeel.report.html import html, measured
+
+if TYPE_CHECKING:
+    from fedkeel.report.collect import Group
+    from fedkeel.report.page import Page
 
 MOST_POINTS = 2000  # of a scatter plot; more is neither seen nor drawn quickly
 MOST_BYTES = 2_500_000  # of all diagnostics of a group
-
 FRACTION = " (0 to 1)"  # at the end of an axis' name
-
-OF_THE_DATA = ("label-distribution",)  # shown once where it is the same for all runs
 ALL_RUNS = "all runs"
-OTHERS = "What else was recorded"
-CIRCUMSTANCES = "The circumstances"
-QUESTIONS: dict[str, tuple[str, ...]] = {
-    "Is every domain served?": ("fairness",),
-    "Do the global statistics fit?": (
-        *("calibration", "loss-gap", "statistics-accuracy", "statistics-divergence"),
-        *("statistics-bias", "mixing-factors", "probability-floor", "bn-statistics"),
-    ),
-    "Do features of one class meet?": ("representation-divergence", "prototype-similarity", "nmi", "tsne"),
-    "How did the training go?": ("gradient-norms", "clipping", "global-gradient", "singular-values"),
-    OTHERS: (),
-    CIRCUMSTANCES: ("label-distribution", "convergence", "cost"),
-}
 
 
 @dataclass(frozen=True)
@@ -42,173 +36,114 @@ class DiagnosticFigures:
     name: str
     title: str
     what: str
-    paper: str
-    runs: dict[str, list[Figure]]
-
-
-class Unreadable(Exception):
-    """The text says what is wrong with a diagnostic."""
+    runs: dict[str, list[Figure]] = field(default_factory=dict)
 
 
 def read_diagnostics(directories: Mapping[str, Path], notices: list[str]) -> list[DiagnosticFigures]:
-    """What runs, by their names, recorded. Where there is no room for all, the first come first."""
+    """What runs, by their names, recorded."""
     found: dict[str, DiagnosticFigures] = {}
-    left_out: list[str] = []
     room = MOST_BYTES
     for run, directory in directories.items():
         for path in sorted((directory / "diagnostics").glob("*.json")):
             try:
-                document = plain(json.loads(path.read_text()))
-                figures = [checked(figure) for figure in _list(document, "figures")]
-                name = _text(document, "name")
-            except (OSError, ValueError, TypeError, AttributeError, KeyError, Unreadable) as problem:
-                notices.append(f"'{path}' is not a diagnostic that can be shown: {problem}.")
+                # Five digits: more cannot be seen, and would double the page.
+                text = path.read_text()
+                document = json.loads(text, parse_float=lambda digits: short(float(digits)), parse_constant=_none)
+                name, figures = str(document["name"]), [checked(figure) for figure in document["figures"]]
+            except (OSError, ValueError, TypeError, AttributeError, LookupError) as problem:
+                notices.append(f"'{path}' is not a diagnostic that can be shown ({problem!r}).")
                 continue
-            size = len(json.dumps(figures))
-            if size > room:
-                left_out.append(f"{name} of {run}")
+            room -= len(json.dumps(figures))
+            if room < 0:
+                notices.append(f"'{path}' is left out to keep this page small: a report of this run alone shows it.")
                 continue
-            room -= size
             title, what, paper = (str(document.get(key) or "") for key in ("title", "what", "paper"))
-            found.setdefault(name, DiagnosticFigures(name, title or name, what, paper, {})).runs[run] = figures
-    if left_out:
-        notices.append(
-            f"Left out to keep this page small: {', '.join(left_out)}. A report of these runs alone shows them."
-        )
+            about = DiagnosticFigures(name, title or name, f"{what} ({paper})" if paper else what)
+            found.setdefault(name, about).runs[run] = figures
     for diagnostic in found.values():
         first, *others = diagnostic.runs.values()
-        if diagnostic.name in OF_THE_DATA and others and all(figures == first for figures in others):
+        if others and all(figures == first for figures in others):  # it is of the data, and these are the same
             diagnostic.runs.clear()
             diagnostic.runs[ALL_RUNS] = first
-    return sorted(found.values(), key=lambda diagnostic: place(diagnostic.name))
+        share_ends(diagnostic.runs)
+    return list(found.values())
 
 
-def place(name: str) -> tuple[int, int]:
-    """By the question that it answers; what nobody here knows before what only tells the circumstances."""
-    for number, names in enumerate(QUESTIONS.values()):
-        if name in names:
-            return number, names.index(name)
-    return list(QUESTIONS).index(OTHERS), 0
+def _none(_constant: str) -> None:
+    """JSON has neither NaN nor infinity."""
 
 
-# -- what a figure must have -----------------------------------------------------------------------------------------
 def checked(figure: Any) -> Figure:
-    """The figure with what the page needs and nothing else; raises `Unreadable`."""
-    if not isinstance(figure, dict) or figure.get("kind") not in CHECKS:
-        kind = figure.get("kind") if isinstance(figure, dict) else figure
-        raise Unreadable(f"a figure is of kind {kind!r}, not one of {', '.join(CHECKS)}")
-    texts = {key: str(figure[key]) for key in ("title", "x_label", "y_label", "note") if figure.get(key) is not None}
-    key = {"key": key_number(figure["key"])} if figure.get("key") is not None else {}
-    result = {"kind": figure["kind"], "title": "", **texts, **key, **CHECKS[figure["kind"]](figure)}
-    result |= {"log_y": True} if figure.get("log_y") else {}
-    return in_percent(result) if result.get("y_label", "").endswith(FRACTION) else result
+    """The figure as the page draws it; an error of any kind where it cannot be drawn."""
+    result = dict(figure)
+    if result["kind"] == "table":
+        rows = [[cell if isinstance(cell, int | float | None) else str(cell) for cell in row] for row in result["rows"]]
+        if any(len(row) != len(result["columns"]) for row in rows):
+            raise ValueError("a row has not one cell for each column")
+        return {**result, "rows": rows}
+    if result["kind"] == "points" and (step := -(-len(result["x"]) // MOST_POINTS)) > 1:
+        few = {key: result[key][::step] for key in ("x", "y", "class", "domain")}
+        result |= {**few, "note": f"{len(few['x'])} of {len(result['x'])} points are shown."}
+    if str(result.get("y_label", "")).endswith(FRACTION):  # on a page, accuracy has one unit
+        for one in result.get("series", ()):
+            shares = {key: one[key] for key in ("y", "values", "spread") if one.get(key)}
+            one |= {key: [None if v is None else short(100 * v) for v in values] for key, values in shares.items()}
+        result |= {"y_label": result["y_label"].removesuffix(FRACTION) + ", %", "percent": True}
+    chart(result)
+    return result
 
 
-def in_percent(figure: Figure) -> Figure:
-    """Shares are recorded as fractions; on a page, accuracy has one unit."""
-    for series in figure.get("series", ()):
-        for name in ("y", "values", "spread"):
-            if series.get(name):
-                series[name] = [None if value is None else short(100 * value) for value in series[name]]
-    return {**figure, "y_label": figure["y_label"].removesuffix(FRACTION) + ", %", "percent": True}
+def short(value: float) -> float:
+    return float(f"{value:.5g}")
 
 
-def key_number(key: Any) -> dict[str, Any]:
-    """The number in which runs are compared: `label`, `value`, which way is `better`, whether it is a fraction."""
-    if not isinstance(key, dict) or key.get("better") not in ("low", "high", None):
-        raise Unreadable("a 'key' has a label, a value and, if one way is better, \"low\" or \"high\" for 'better'")
-    (value,) = _numbers([key.get("value")])
-    if value is None:
-        raise Unreadable("a 'key' has no value")
-    better, percent = key.get("better"), bool(key.get("percent"))
-    return {"label": _text(key, "label"), "value": value, "better": better, "percent": percent}
+def share_ends(runs: Mapping[str, list[Figure]]) -> None:
+    """The same axis for the same figure of several runs: else they could not be compared."""
+    for twins in zip(*runs.values(), strict=False):
+        values = known(value for figure in twins for value in _values(figure))
+        if len(twins) > 1 and values and not twins[0].get("log_y"):
+            low, high = min(values), max(values)
+            low = min(low, 0) if twins[0]["kind"] == "bars" else low
+            for figure in twins:
+                figure["ends"] = (low - 0.05 * (high - low) * (low != 0), high + 0.05 * (high - low))
 
 
-def _lines(figure: Figure) -> Figure:
-    series = []
-    for entry in _list(figure, "series"):
-        x, y = _numbers(_list(entry, "x")), _numbers(_list(entry, "y"))
-        if len(x) != len(y) or None in x:
-            raise Unreadable(f"the series '{entry.get('name')}' has {len(x)} x and {len(y)} y")
-        series.append({"name": _text(entry, "name"), "x": x, "y": y})
-    return {"series": series}
+def _values(figure: Figure) -> Iterator[float | None]:
+    if figure["kind"] in ("lines", "bars", "matrix"):
+        for row in figure.get("series") or figure["values"]:
+            yield from row["y" if "y" in row else "values"] if isinstance(row, dict) else row
 
 
-def _bars(figure: Figure) -> Figure:
-    categories, series = _names(figure, "categories"), []
-    for entry in _list(figure, "series"):
-        values = _numbers(_list(entry, "values"))
-        spread = _numbers(entry["spread"]) if isinstance(entry.get("spread"), list) else None
-        if len(values) != len(categories) or (spread is not None and len(spread) != len(values)):
-            raise Unreadable(f"'{entry.get('name')}' has {len(values)} values for {len(categories)} categories")
-        series.append({"name": _text(entry, "name"), "values": values, "spread": spread})
-    return {"categories": categories, "series": series}
+# -- on the page -----------------------------------------------------------------------------------------------------
+def diagnostics_section(group: Group, page: Page) -> Iterator[Markup]:
+    yield from key_table(group)
+    for diagnostic in group.diagnostics:
+        yield html("heading", diagnostic.title)
+        yield html("text", diagnostic.what)
+        yield page.choice(diagnostic.runs, group.two_of(diagnostic.runs))
 
 
-def _matrix(figure: Figure) -> Figure:
-    rows, columns = _names(figure, "rows"), _names(figure, "columns")
-    values = [_numbers(row) for row in _list(figure, "values")]
-    if len(values) != len(rows) or any(len(row) != len(columns) for row in values):
-        raise Unreadable(f"a matrix is not of {len(rows)} rows and {len(columns)} columns")
-    return {"rows": rows, "columns": columns, "values": values}
-
-
-def _points(figure: Figure) -> Figure:
-    x, y = _numbers(_list(figure, "x")), _numbers(_list(figure, "y"))
-    groups = {key: [str(name) for name in figure.get(key) or [""] * len(x)] for key in ("class", "domain")}
-    columns: dict[str, list[Any]] = {"x": x, "y": y, **groups}
-    if len({*map(len, columns.values())}) > 1:
-        raise Unreadable("the points' x, y, class and domain are not of one length")
-    step = -(-len(x) // MOST_POINTS) or 1
-    shown: Figure = {key: column[::step] for key, column in columns.items()}
-    if step > 1:
-        shown["note"] = f"{figure.get('note') or ''} {len(shown['x'])} of {len(x)} points are shown.".strip()
-    return shown
-
-
-def _table(figure: Figure) -> Figure:
-    columns = _names(figure, "columns")
-    rows = [[short(value) for value in row] for row in _list(figure, "rows")]
-    if any(len(row) != len(columns) for row in rows):
-        raise Unreadable(f"a table's row does not have its {len(columns)} columns")
-    return {"columns": columns, "rows": rows}
-
-
-CHECKS: dict[str, Callable[[Figure], Figure]] = {
-    "lines": _lines,
-    "bars": _bars,
-    "matrix": _matrix,
-    "points": _points,
-    "table": _table,
-}
-
-
-def _list(document: Mapping[str, Any], key: str) -> list[Any]:
-    if not isinstance(document, Mapping) or not isinstance(document.get(key), list):
-        raise Unreadable(f"it has no list '{key}'")
-    return list(document[key])
-
-
-def _names(document: Mapping[str, Any], key: str) -> list[str]:
-    return [str(name) for name in _list(document, key)]
-
-
-def _text(document: Mapping[str, Any], key: str) -> str:
-    if document.get(key) is None:
-        raise Unreadable(f"it has no '{key}'")
-    return str(document[key])
-
-
-def _numbers(values: Any) -> list[float | None]:
-    if not isinstance(values, list) or any(
-        isinstance(v, bool) or not isinstance(v, int | float | None) for v in values
-    ):
-        raise Unreadable(f"{values!r:.60} are not numbers")
-    return [short(value) for value in values]
-
-
-def short(value: Any) -> Any:
-    """A number with five digits: more cannot be seen, and would double the page. Anything else as text."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    return value if isinstance(value, int | None) else str(value)
+def key_table(group: Group) -> Iterator[Markup]:
+    """One number of each diagnostic by method."""
+    members = {str(member): member for member in group.members}
+    found: dict[tuple[str, str | None, bool], dict[str, dict[int, float]]] = {}
+    for diagnostic in group.diagnostics:
+        for run, figures in diagnostic.runs.items():
+            for key in (figure["key"] for figure in figures if figure.get("key") and run in members):
+                numbers = found.setdefault((key["label"], key.get("better"), bool(key.get("percent"))), {})
+                numbers.setdefault(members[run].label, {})[members[run].seed] = key["value"]
+    rows, methods = [], [row for row in group.results.rows if row.method in group.shown]
+    for (label, better, percent), numbers in found.items():
+        cells = {method: Cell(values) for method, values in numbers.items()}
+        competing = {row.method: cells[row.method] for row in methods if competes(row) and row.method in cells}
+        best = unbeaten(competing, lower=better == "low") if better else set()
+        name = label + (", points" if percent else "") + {"low": " \u2193", "high": " \u2191"}.get(better or "", "")
+        scale, form = (100, ".1f") if percent else (1, ".3g")
+        best_and_all = ((cells.get(r.method), r.method in best) for r in methods)
+        rows.append([name, *(measured(cell, best=bold, scale=scale, form=form) for cell, bold in best_and_all)])
+    caption = (
+        "One number of each diagnostic, in the last round it was recorded in, mean over seeds. \u2193 lower is better, "
+        f"\u2191 higher is better; bold: no other is ahead of it, {RULE}; none where nothing is decided."
+    )
+    if rows and len(methods) > 1:
+        yield html("table", ["number", *(group.results.name(row) for row in methods)], rows, caption)

@@ -1,22 +1,18 @@
-"""What goes into a paper: the figures as SVG, PNG or PDF, the tables, and the page as a printout."""
+"""What goes into a paper: the figures as SVG, PNG or PDF, and the tables."""
 
-import importlib.util
-import shutil
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from fedkeel.core.naming import slug
 from fedkeel.drawing.show import as_file, require_converter
 from fedkeel.drawing.vega import chart
-from fedkeel.errors import FedkeelError, first_line
+from fedkeel.errors import FedkeelError
 from fedkeel.files import write_atomically
 from fedkeel.report.collect import Collected
 from fedkeel.report.figures import figures_of
-from fedkeel.report.tuning import search_figures
-
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
 @contextmanager
@@ -36,22 +32,18 @@ def write_tables(collected: Collected, directory: str | Path) -> list[Path]:
     >>> [path.name for path in write_tables(fedkeel.report.collect(["runs/digits"]), "tables")]
     ['table.md', 'table.tex', 'table.csv']
     """
-    place = Path(directory)
-    written = []
-    for number, group in enumerate(collected.groups, start=1):
-        results = group.table
-        if not results.rows:
-            continue
+    place, texts = Path(directory), dict[Path, str]()
+    for number, results in enumerate((group.table for group in collected.groups), start=1):
         stem = "table" if len(collected.groups) == 1 else f"table-{number}"
-        texts = {"md": results.markdown() + "\n", "tex": results.latex(), "csv": results.csv()}
-        with writing(place, "--tables"):
-            place.mkdir(parents=True, exist_ok=True)
-            for ending, text in texts.items():
-                written.append(place / f"{stem}.{ending}")
-                write_atomically(written[-1], text.encode("utf-8", "replace"))
-    if not written:
+        kinds = {"md": results.markdown() + "\n", "tex": results.latex(), "csv": results.csv()} if results.rows else {}
+        texts |= {place / f"{stem}.{ending}": text for ending, text in kinds.items()}
+    if not texts:
         raise FedkeelError(f"None of the runs in '{collected.directories[0]}' is finished: there is no table yet.")
-    return written
+    with writing(place, "--tables"):
+        place.mkdir(parents=True, exist_ok=True)
+        for path, text in texts.items():
+            write_atomically(path, text.encode("utf-8", "replace"))
+    return [*texts]
 
 
 def write_figures(collected: Collected, directory: str | Path, format: str = "svg") -> list[Path]:
@@ -65,53 +57,10 @@ def write_figures(collected: Collected, directory: str | Path, format: str = "sv
         place.mkdir(parents=True, exist_ok=True)
         for number, group in enumerate(collected.groups, start=1):
             prefix = "" if len(collected.groups) == 1 else f"data{number}-"
-            for title, figure in (*figures_of(group), *search_figures(group)):
+            for title, figure in figures_of(group):
                 name = slug(f"{prefix}{title}".replace(",", "").replace(" ", "-"))
                 # Names that differ only in what a file's name cannot hold must not overwrite each other.
                 same = sum(path.stem == name or path.stem.rpartition("~")[0] == name for path in written)
                 written.append(place / f"{name}{f'~{same + 1}' if same else ''}.{format}")
-                written[-1].write_bytes(as_file(chart(figure).whole(), format))
+                written[-1].write_bytes(as_file(chart(figure), format))
     return written
-
-
-def require_printer() -> None:
-    if importlib.util.find_spec("playwright") is None:
-        raise FedkeelError(
-            "A printout needs playwright, which is not installed: pip install playwright, then 'playwright install "
-            "chromium'; or open the page and print it from your browser."
-        )
-
-
-def write_pdf(page: Path, path: Path) -> Path:
-    """The page printed, by Chromium: `page` is what `write` has written.
-
-    No example here, since it needs a browser: `write_pdf(write(["runs/digits"]), Path("report.pdf"))`.
-    """
-    require_printer()
-    from playwright.sync_api import Error, sync_playwright
-
-    if path.is_dir():
-        raise FedkeelError(f"'{path}' is a directory: give a file to write with --pdf, like '{path / 'report.pdf'}'.")
-    with writing(path, "--pdf"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with sync_playwright() as engine:
-                browser = launched(engine)
-                opened = browser.new_page(viewport={"width": 900, "height": 1200}, color_scheme="light")
-                opened.goto(page.resolve().as_uri())
-                opened.evaluate("drawEverything()")
-                opened.pdf(
-                    path=str(path), format="A4", margin=dict.fromkeys(("top", "bottom", "left", "right"), "14mm")
-                )
-                browser.close()
-        except Error as error:
-            raise FedkeelError(
-                f"'{page}' cannot be printed: {first_line(error)}; open it and print it from your browser."
-            ) from error
-    return path
-
-
-def launched(engine: Any) -> Any:
-    """The Chromium of this machine, or else the one that playwright has installed."""
-    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    return engine.chromium.launch(executable_path=found, args=["--no-sandbox"] if found else [])

@@ -1,93 +1,67 @@
-"""The part of the page about one federation, section by section. Figures are drawn by `page.js`."""
+"""The part of the page about one federation, section by section."""
+
+from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, fields
-from html import escape
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
 
 from fedkeel.config import MACHINE_OPTIONS, Config
-from fedkeel.core import imports
 from fedkeel.experiments.difference import UNDECIDED
 from fedkeel.experiments.findings import federated, findings
-from fedkeel.experiments.tables import percent
+from fedkeel.experiments.tables import DASH, percent
 from fedkeel.report import figures
 from fedkeel.report.clients import clients_table
-from fedkeel.report.collect import FEDERATION, Group, Member
-from fedkeel.report.commands import compare_command, run_command
-from fedkeel.report.figures import Figures, first_shown, hidden
-from fedkeel.report.html import DASH, accuracy, code, folded, listed, named, number, table, table_row
-from fedkeel.report.images import examples
+from fedkeel.report.collect import FEDERATION, Group
+from fedkeel.report.diagnostics import diagnostics_section
+from fedkeel.report.html import Number, html, measured, number
 from fedkeel.report.measures import class_table, confusion_table, site_table
-from fedkeel.report.tuning import tuning_section
-from fedkeel.report.why import explanations, first_two, rivals, why_section
 from fedkeel.runs.origin import read_outline
 from fedkeel.runs.run import given_in_python
 
-NO_RESULTS = '<p class="notice">None of these runs is finished yet, so there is no table of results.</p>'
+if TYPE_CHECKING:
+    from fedkeel.report.page import Page
+
 LONG = 60  # letters of a name
-FEW = 6  # commands that are shown without being asked for
+MOST_NUMBERS = 240_000  # of all curves together: about two megabytes
 
 
-class Section(NamedTuple):
-    """A part of the page that has a heading."""
-
-    anchor: str
-    menu: str  # its name in the menu, if it is there
-    heading: str
-    body: Callable[[Group, Figures], str]
-
-
-def sections(group: Group, page: Figures, images: int = 0) -> dict[Section, str]:
-    """Those that have something to show of this group, with it; their figures go into the page's."""
-    bodies = {section: section.body(group, page) for section in SECTIONS}
-    if images:
-        bodies[EXAMPLES] = examples(group, images)
-    return {section: body for section, body in bodies.items() if body}
-
-
-def part(group: Group, shown: Mapping[Section, str], name: str, *, alone: bool) -> str:
-    """Everything about the runs of one federation."""
-    title = escape(name)
-    body = [
-        f'<h2 class="{"unseen" if alone else "data"}">{title}</h2>',
-        f'<p class="lead">{lead(group, alone=alone)}</p>',
-        key_figures(group),
-        "" if group.results.rows else NO_RESULTS,
-        *(f'<section id="{group.anchor}-{s.anchor}"><h3>{s.heading}</h3>{text}</section>' for s, text in shown.items()),
-    ]
-    return f'<section class="part" id="{group.anchor}" aria-label="{title}">{"".join(body)}</section>'
+def sections(group: Group, page: Page) -> dict[str, tuple[str, Markup]]:
+    """Heading and text of each by its anchor; without text there is nothing to show."""
+    found = {
+        "findings": ("What the numbers show", findings_section(group)),
+        "table": ("Results", results_section(group)),
+        "curves": ("Curves", curves_section(group, page)),
+        "domains": ("Accuracy by domain", domains_section(group, page)),
+        "measures": ("By class and site", measures_section(group, page)),
+        "clients": ("What each client gave and lost", clients_section(group)),
+        "diagnostics": ("Diagnostics", diagnostics_section(group, page)),
+        "config": ("Configuration", config_section(group)),
+        "runs": ("Runs", runs_section(group)),
+        "repeat": ("Repeat it", repeat_section(group)),
+    }
+    return {anchor: (title, Markup("").join(body)) for anchor, (title, body) in found.items()}
 
 
-def federation_name(group: Group, *, whole: bool = False) -> str:
-    """Long options of the data are left out, unless the `whole` is asked for: the configuration has them."""
-    config, default = group.members[0].config, Config()
-    data = config.data if whole or len(config.data) <= LONG else f"{config.data.partition('(')[0]}(…)"
-    differing = [name for name in FEDERATION[1:] if getattr(config, name) != getattr(default, name)]
-    return ", ".join([data, *(f"{name} {getattr(config, name)}" for name in differing)])
-
-
+# -- above the sections ----------------------------------------------------------------------------------------------
 def federation_names(groups: Sequence[Group]) -> list[str]:
-    short = [federation_name(group) for group in groups]
-    return [
-        name if short.count(name) == 1 else federation_name(g, whole=True)
-        for name, g in zip(short, groups, strict=True)
-    ]
+    """The data with what is not the default; long options only where two would read the same."""
+
+    def name(config: Config, longest: float) -> str:
+        data = config.data if len(config.data) <= longest else f"{config.data.partition('(')[0]}(…)"
+        differing = [n for n in FEDERATION[1:] if getattr(config, n) != getattr(Config(), n)]
+        return ", ".join([data, *(f"{n} {getattr(config, n)}" for n in differing)])
+
+    configs = [group.members[0].config for group in groups]
+    short = [name(config, LONG) for config in configs]
+    return [one if short.count(one) == 1 else name(c, float("inf")) for one, c in zip(short, configs, strict=True)]
 
 
-def lead(group: Group, *, alone: bool) -> str:
-    configs = [member.config for member in group.members]
-    models = list(dict.fromkeys(config.model for config in configs))
-    rounds = sorted({config.rounds for config in configs})
-    length = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-    model = f"model <code>{escape(models[0])}</code>" if len(models) == 1 else f"{len(models)} models"
-    data = f"data <code>{escape(federation_name(group))}</code>, " if alone else ""  # else the heading says it
-    text = f"{data}{model}, {length} rounds."
-    return text[0].upper() + text[1:]
-
-
-def key_figures(group: Group) -> str:
+def key_figures(group: Group) -> Markup:
     results, tiles = group.results, []
     if results.rows:
         rows = federated(results) or results.rows
@@ -97,219 +71,151 @@ def key_figures(group: Group) -> str:
         label = f"{'best' if results.leads(best, rows) else f'highest, {UNDECIDED}'}: {results.name(best)}"
         label = "average accuracy" if len(results.rows) == 1 else label
         hardest, cell = min(best.domains.items(), key=lambda item: item[1].mean)
-        tiles = [
-            (label, f"{percent(best.average.mean)} %", spread),
-            ("its hardest domain", f"{percent(cell.mean)} %", hardest),
-        ]
+        tiles.append((label, f"{percent(best.average.mean)} %", spread))
+        tiles.append(("its hardest domain", f"{percent(cell.mean)} %", hardest))
         if best.traffic:
             tiles.append(("its traffic a round", f"{best.traffic.megabytes} MB", "up and down, all clients"))
-    finished, all_runs = sum(member.summary is not None for member in group.members), len(group.members)
-    runs = f"{finished} of {all_runs}" if finished < all_runs else str(finished)
-    tiles.append(("runs finished", runs, f"{len(group.labels)} method{'s' if len(group.labels) > 1 else ''}"))
-    items = "".join(
-        f"<div><dt>{escape(term)}</dt><dd><b>{escape(value)}</b><span>{escape(below)}</span></dd></div>"
-        for term, value, below in tiles
+    configs = [member.config for member in group.members]
+    models, rounds = {config.model for config in configs}, sorted({config.rounds for config in configs})
+    tiles.append(
+        ("rounds", " to ".join(map(str, rounds[:: max(1, len(rounds) - 1)])), f"model {', '.join(sorted(models))}")
     )
-    return f'<dl class="tiles">{items}</dl>'
+    finished = sum(member.summary is not None for member in group.members)
+    methods = f"{len(group.labels)} method{'s' if len(group.labels) > 1 else ''}"
+    return html("tiles", [*tiles, ("runs finished", f"{finished} of {len(group.members)}", methods)])
 
 
-def findings_section(group: Group, _: Figures) -> str:
-    said = findings(group.results) if len(group.results.rows) > 1 else []
-    sentences = [*said[:-1], *(explanations(group) if said else []), *said[-1:]]
-    return listed(sentences, ' class="findings"') if sentences else ""
+# -- what the numbers show -------------------------------------------------------------------------------------------
+def findings_section(group: Group) -> Iterator[Markup]:
+    if len(group.results.rows) > 1 and (said := findings(group.results)):
+        yield html("items", said)
 
 
-def results_section(group: Group, _: Figures) -> str:
+def results_section(group: Group) -> Iterator[Markup]:
     """As `fedkeel compare` prints it, with the seconds a run took."""
-    results = group.table
-    timed = any("seconds" in (member.summary or {}) for member in group.members)
-    rows = []
+    results, rows = group.table, []
+    if not results.rows:
+        yield html("text", "None of these runs is finished yet, so there is no table of results.", "notice")
+        return
     for row in results.rows:
-        cells = [accuracy(cell, best=best) for cell, best in results.marked(row)]
-        cells += map(number, results.traffic(row))
-        if timed:
-            seconds = [m.summary["seconds"] for m in group.of(row.method) if m.summary and "seconds" in m.summary]
-            cells.append(number(f"{fmean(seconds):.1f}" if seconds else ""))
-        full = f' title="{escape(row.method)}"' if results.name(row) != row.method else ""
-        rows.append(table_row(named(results.name(row)), cells, f' data-v="{escape(row.method)}"{full}'))
-    headings = [*results.headings, *(["s/run"] if timed else [])]
-    texts = {"Markdown": results.markdown(), "LaTeX": results.latex(), "CSV": results.csv()}
-    copies = "".join(folded(f"As {kind}", code(text)) for kind, text in texts.items())
-    return table(headings, rows, results.legend("Bold")) + f'<div class="copies">{copies}</div>' if rows else ""
+        cells = [measured(cell, best=best) for cell, best in results.marked(row)]
+        costs = [Number(float(cost) if cost else "", cost) for cost in results.traffic(row)]
+        seconds = number(fmean(m.summary["seconds"] for m in group.of(row.method) if m.summary), ".1f")
+        rows.append([results.name(row), *cells, *costs, seconds])
+    yield html("table", [*results.headings, "s/run"], rows, results.legend("Bold"))
+    for kind, text in (("Markdown", results.markdown()), ("LaTeX", results.latex()), ("CSV", results.csv())):
+        yield html("folded", f"As {kind}", html("code", text))
 
 
-# -- figures ---------------------------------------------------------------------------------------------------------
-def curves_section(group: Group, page: Figures) -> str:
-    means = "Mean over seeds; the band is the standard deviation. " if has_seeds(group) else ""
-    choice = "; choose methods in the legend" if len(group.labels) > 1 else ""
-    few = f" Of {len(group.labels)} methods {figures.SHOWN_AT_FIRST} are shown at first." if hidden(group) else ""
-    hint = f"Point at a round, or use the arrow keys, to read all values there{choice}. Ctrl and the wheel zoom."
-    most_rounds = max(50, figures.MOST_NUMBERS // (2 * max(1, len(group.labels) * len(group.metrics))))
-    drawn = [figures.curves(group, metric, most_rounds) for metric in group.metrics]
-    figure = page.one_of(drawn, [metric.name for metric in group.metrics], hidden(group))
-    return f'<p class="what">{means}<span class="hint">{hint}</span>{few}</p>{figure}' if group.metrics else ""
+def curves_section(group: Group, page: Page) -> Iterator[Markup]:
+    if not group.metrics:
+        return
+    hints = ["Point at a round to read all values there; Ctrl and the wheel zoom, a double click goes back."]
+    if len(group.members) > len(group.labels):
+        hints.insert(0, "Mean over seeds; the band is the standard deviation.")
+    if len(group.labels) > 1:
+        hints.append("A click in the legend shows a method alone, with Shift one more.")
+    if len(group.shown) < len(group.labels):
+        hints.append(f"Of {len(group.labels)} methods {len(group.shown)} are shown at first.")
+    most = max(50, MOST_NUMBERS // (2 * len(group.labels) * len(group.metrics)))
+    yield html("text", " ".join(hints))
+    yield page.choice({metric.name: [figures.curves(group, metric, most)] for metric in group.metrics})
 
 
-def domains_section(group: Group, page: Figures) -> str:
+def domains_section(group: Group, page: Page) -> Iterator[Markup]:
+    """With how many samples each number is from, and how far it can be off by that alone."""
     if not group.results.rows:
-        return ""
-    seeds = "Whiskers are the standard deviation over seeds, dots the seeds." if has_seeds(group) else ""
-    images = "Whiskers are the 95 % interval that the number of test samples leaves." if group.test_images else ""
-    figure = page.one_of([figures.by_domain(group)], [""], hidden(group))
-    return f'<p class="what">{seeds or images}</p>{figure}{sizes_table(group)}'
-
-
-def sizes_table(group: Group) -> str:
-    """How many images each number is from, and how far it can be off by that alone."""
+        return
+    if len(group.members) > len(group.labels):
+        yield html("text", "Whiskers are the standard deviation over seeds, dots the seeds.")
+    elif group.test_images:
+        yield html("text", "Whiskers are the 95 % interval that the number of test samples leaves.")
+    yield page.choice({"": [figures.by_domain(group)]})
     best, rows = max(group.results.rows, key=lambda row: row.average.mean), []
     outline = read_outline(group.members[0].run.directory)
-    clients = [*outline.clients, *outline.unseen] if outline else []
-    for domain in group.results.domains:
-        mine = [client for client in clients if client.domain == domain]
-        size, cell = group.test_images.get(domain, 0), best.domains.get(domain)
-        low, high = figures.interval(cell.mean if cell else None, size)
-        off = f"{(high - low) / 2:.1f}" if size and low is not None and high is not None else ""
-        known = (len(mine), sum(client.train for client in mine)) if mine else ("", "")
-        cells = [number(value, value or DASH) for value in (*known, size or "")]
-        rows.append(table_row(named(domain), [*cells, number(off, f"±{off}" if off else DASH)]))
+    for domain, size in group.test_images.items():
+        mine = [c for c in (*outline.clients, *outline.unseen) if c.domain == domain] if outline else []
+        low, high = figures.interval(best.domains[domain].mean, size) if domain in best.domains else (0.0, 0.0)
+        known = (len(mine) or None, sum(client.train for client in mine) or None, size)
+        rows.append([domain, *map(number, known), number((high - low) / 2, ".1f")])
     caption = (
-        f"Samples of each domain. The error is half of Wilson's 95 % interval, in points, around the accuracy of "
+        "Samples of each domain. The error is half of Wilson's 95 % interval, in points, around the accuracy of "
         f"{group.results.name(best)}: what another draw of as many test samples could change."
     )
-    headings = ["domain", "clients", "training samples", "test samples", "error, points"]
-    return table(headings, rows, caption) if group.test_images else ""
+    if rows:
+        yield html("table", ["domain", "clients", "training samples", "test samples", "error, points"], rows, caption)
 
 
-def measures_section(group: Group, page: Figures) -> str:
-    """By site and class, of the first seed of every method."""
-    figure = figures.by_class(group)
-    if figure is None:
-        return ""
-    pair = {group.results.name(row) for row in rivals(group.results) or ()}
-    others = [name for name in figures.names(group).values() if pair and name not in pair]
-    what = "Over all trained sites; whiskers are the 95 % interval that the number of samples leaves."
-    parts = [f'<h4>How much of each class is found</h4><p class="what">{what}</p>', page.one_of([figure], [""], others)]
-    shown = [member for member in group.measured if member.label in first_shown(group)]
-    matrices = {f"{member}: {site}": [one] for member in shown for site, one in figures.confusions(member).items()}
-    if matrices:
-        whole = [text for text in matrices if text.endswith(": All trained sites")]
-        one, other = first_two(group, [text.rpartition(": ")[0] for text in whole])
-        place = {text: number for number, text in enumerate(matrices)}
-        second = None if other is None else place[whole[other]]
-        parts += ["<h4>What is taken for what</h4>", page.beside(matrices, place[whole[one]], second)]
-    if counts := figures.class_counts(group.measured[0]):
-        parts += ["<h4>What the sites have</h4>", page.one_of([counts], [""])]
+def measures_section(group: Group, page: Page) -> Iterator[Markup]:
+    """By site and class, of the first seed of every method; of very many classes as numbers alone."""
+    if figure := figures.by_class(group):
+        yield html("heading", "How much of each class is found")
+        yield html("text", "Over all trained sites; whiskers are the 95 % interval that the number of samples leaves.")
+        yield page.choice({"": [figure]})
+        shown = [member for member in group.measured if member.label in group.shown]
+        found = [(str(member), site, one) for member in shown for site, one in figures.confusions(member)]
+        yield html("heading", "What is taken for what")
+        two = group.two_of(member for member, _, _ in found)
+        yield page.choice({f"{member}: {site}": [one] for member, site, one in found}, two)
+        yield page.choice({"": [figures.class_counts(group.measured[0])]})
     for member in group.measured:
-        tables = [site_table(member.run.measures), class_table(member.run.measures)]
-        if not figures.confusions(member):
-            tables.append(confusion_table(member.run.measures))
-        body = "".join(
-            table(headings, (table_row(named(first), map(number, cells)) for first, *cells in rows), caption)
+        tables = (table(member.run.measures) for table in (site_table, class_table, confusion_table))
+        numbers = (
+            html("table", headings, [[row[0], *(Number(cell, cell) for cell in row[1:])] for row in rows], caption)
             for headings, rows, caption in tables
         )
-        parts.append(folded(f"All numbers of {escape(str(member))}", body))
-    return "".join(parts)
+        yield html("folded", f"All numbers of {member}", Markup("").join(numbers))
 
 
-def clients_section(group: Group, _: Figures) -> str:
+def clients_section(group: Group) -> Iterator[Markup]:
     """Of the first seed of every method that is shown at first; open where something was lost."""
-    parts, alone = [], len(group.members) == 1
-    for label in filter(first_shown(group).__contains__, group.labels):
-        for member in [m for m in group.of(label) if m.clients][:1]:
-            lost = sum(one.dropped for one in member.clients.values())
-            title = escape(f"{member}: {lost} updates dropped" if lost else str(member))
-            parts.append(folded(title, clients_table(member.clients), " open" if lost or alone else ""))
-    return "".join(parts)
-
-
-def has_seeds(group: Group) -> bool:
-    return len(group.members) > len(group.labels)
+    for member in (m for label in group.shown for m in [m for m in group.of(label) if m.clients][:1]):
+        lost = sum(one.dropped for one in member.clients.values())
+        title = f"{member}: {lost} updates dropped" if lost else str(member)
+        yield html("folded", title, clients_table(member.clients), lost > 0 or len(group.members) == 1)
 
 
 # -- configuration, runs, commands -----------------------------------------------------------------------------------
-def config_section(group: Group, _: Figures) -> str:
+def config_section(group: Group) -> Iterator[Markup]:
     tables = {label: group.of(label)[0].config.to_dict() for label in group.labels}
-    first, several = next(iter(tables.values())), len(group.members) > 1
-    skipped = ("seed", *MACHINE_OPTIONS) if several else ()
-    options = [option for option in fields(Config) if option.name not in skipped]
-    same = [o for o in options if len({str(values[o.name]) for values in tables.values()}) == 1]
-    differing = [option for option in options if option not in same]
+    several, body = len(group.members) > 1, Markup("")
+    options = [option for option in fields(Config) if not several or option.name not in ("seed", *MACHINE_OPTIONS)]
+    same = [option for option in options if len({str(values[option.name]) for values in tables.values()}) == 1]
 
-    def cell(value: Any, option: Field[Any]) -> str:
-        text = escape(str(value)) or DASH
-        return f"<td><b>{text}</b></td>" if value != option.default else f"<td>{text}</td>"
+    def cell(label: str, option: Any) -> Number:
+        value = tables[label][option.name]
+        return Number(str(value), str(value) or DASH, is_best=value != option.default)
 
-    body = ""
-    if differing:
-        rows = [table_row(named(label), (cell(t[o.name], o) for o in differing)) for label, t in tables.items()]
-        body += table(["row", *(o.name for o in differing)], rows, "Options in which the methods differ.")
-    rows = [table_row(o.name, (cell(first[o.name], o), f"<td>{escape(o.metadata['help'])}</td>")) for o in same]
+    if differing := [option for option in options if option not in same]:
+        rows = [[label, *(cell(label, option) for option in differing)] for label in tables]
+        body += html("table", ["row", *(o.name for o in differing)], rows, "Options in which the methods differ.")
+    rows = [[option.name, cell(group.labels[0], option), str(option.metadata["help"])] for option in same]
     note = f"{'The same for all runs; bold' if several else 'Bold'} is what differs from the default."
-    body += table(["option", "value", "meaning"], rows, note, sortable=False)
-    return folded("All options", body)
+    yield html("folded", "All options", body + html("table", ["option", "value", "meaning"], rows, note))
 
 
-def runs_section(group: Group, _: Figures) -> str:
-    rows = [run_row(member) for member in group.members]
-    body = table(["method", "seed", "state", "accuracy %", "seconds", "where", "directory"], rows, "Every run.")
-    return folded("1 run" if len(rows) == 1 else f"{len(rows)} runs", body)
-
-
-def run_row(member: Member) -> str:
-    summary = member.summary or {}
-    done = "finished" if summary else f"{member.rounds_done} of {member.config.rounds} rounds"
-    if "planned_rounds" in summary:
-        done = f"stopped early, {summary['rounds']} of {summary['planned_rounds']} rounds"
-    percents = percent(summary["accuracy"]) if summary else ""
-    seconds = f"{summary['seconds']:.1f}" if "seconds" in summary else ""
-    where = ", ".join(str(summary[key]) for key in ("executor", "device") if key in summary)
-    cells = (
-        number(member.seed),
-        f'<td class="line">{done}</td>',
-        number(percents, percents or DASH),
-        number(seconds, seconds or DASH),
-        f'<td class="line">{escape(where)}</td>',
-        f"<td><code>{escape(str(member.run.directory))}</code></td>",
-    )
-    return table_row(named(member.label), cells)
-
-
-def repeat_section(group: Group, _: Figures) -> str:
-    several = len(group.members) > 1
-    singles = []
+def runs_section(group: Group) -> Iterator[Markup]:
+    rows = []
     for member in group.members:
-        if command := run_command(member.config):
-            singles.append((f"<p>{escape(str(member))}:</p>" if several else "") + code(command))
-        else:
-            what = " and ".join(given_in_python(member.config))
-            singles.append(f"<p>{escape(str(member))}: its {what} was given in Python; run that program again.</p>")
-    body = "".join(singles)
-    if several:
-        whole = compare_command({label: [member.config for member in group.of(label)] for label in group.labels})
-        body = folded("Each run by itself", body, "" if whole or len(singles) > FEW else " open")
-        if whole:
-            title = "<p>All of it (with <code>--out</code> and its directory, only what is missing):</p>"
-            body = title + code(whole) + body
-    else:
-        path = str(group.members[0].run.directory / "config.toml")
-        body += "<p>Or from its configuration:</p>" + code(shlex.join(["fedkeel", "run", "--config", path]))
-    own = dict.fromkeys(copy.name for member in group.members for copy in imports.copies(member.run.directory))
-    flags = shlex.join(word for file in own for word in ("--import", file))
-    return f"{body}<p>With code of one's own, which each of these needs too:</p>{code(flags)}" if own else body
+        summary = member.summary or {}
+        rounds, planned = summary.get("rounds", member.rounds_done), member.config.rounds
+        early = f"stopped early, {rounds} of {planned} rounds" if "planned_rounds" in summary else "finished"
+        state = early if summary else f"{rounds} of {planned} rounds"
+        share, where = summary.get("accuracy"), (str(summary[key]) for key in ("executor", "device") if key in summary)
+        cells = [number(share and 100 * share, ".1f"), number(summary.get("seconds"), ".1f"), ", ".join(where)]
+        rows.append([member.label, number(member.seed), state, *cells, str(member.run.directory)])
+    headings = ["method", "seed", "state", "accuracy %", "seconds", "where", "directory"]
+    yield html("folded", f"{len(rows)} run{'s' if len(rows) > 1 else ''}", html("table", headings, rows, "Every run."))
 
 
-EXAMPLES = Section("images", "Images", "Test images and what the model says", lambda *_: "")
-SECTIONS = (
-    Section("findings", "", "What the numbers show", findings_section),
-    Section("table", "Results", "Results", results_section),
-    Section("curves", "Curves", "Curves", curves_section),
-    Section("domains", "Domains", "Accuracy by domain", domains_section),
-    Section("measures", "By class", "By class and site", measures_section),
-    EXAMPLES,
-    Section("clients", "Clients", "What each client gave and lost", clients_section),
-    Section("diagnostics", "Why", "Why: what the diagnostics say", why_section),
-    Section("tuning", "Tuning", "Tuning: how the settings were chosen", tuning_section),
-    Section("config", "Configuration", "Configuration", config_section),
-    Section("runs", "Runs", "Runs", runs_section),
-    Section("repeat", "Repeat it", "Repeat it", repeat_section),
-)
+def repeat_section(group: Group) -> Iterator[Markup]:
+    """From the configuration in the directory of one of the runs: that of a method without options of its own."""
+    first = next((member for member in group.members if "@" not in member.label), group.members[0])
+    if given := given_in_python(first.config):
+        yield html("text", f"The {' and the '.join(given)} was given in Python: run that program again.")
+        return
+    config, seeds = str(first.run.directory / "config.toml"), sorted({member.seed for member in group.members})
+    command = ["fedkeel", "run"]
+    if len(group.members) > 1:
+        command = ["fedkeel", "compare", *group.labels, "--seeds", ",".join(map(str, seeds)) + ","]
+    yield html("code", shlex.join([*command, "--config", config]))

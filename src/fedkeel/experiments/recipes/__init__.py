@@ -30,21 +30,11 @@ else:
 PAPERS = {"greg": "GReg", "hbn": "HBN", "fedwon": "FedWon", "fedcoda": "FedCoda", "univarfl": "UniVarFL"}
 PAPERS |= {"fedkeel": "Fedkeel"}  # what is ours and no paper's
 
-# What the figures show besides accuracy, and a few tables too.
-DIAGNOSTICS = {
-    "bn-statistics": "running means and variances of batch norm on each client",
-    "calibration": "accuracy after calibration to each site",
-    "gradient-norms": "norms of the gradients by round",
-    "label-distribution": "how many images of each class each client has",
-    "loss-gap": "loss under global minus loss under batch statistics",
-    "nmi": "normalised mutual information of clustered features and labels",
-    "probability-floor": "smallest probability of the true class over the samples",
-    "prototype-similarity": "cosine similarity of the clients' prototypes",
-    "representation-divergence": "symmetric KL divergence of the features of two domains",
-    "singular-values": "singular values of the classifier's weights",
-    "statistics-divergence": "variance over the clients of their batch-norm statistics",
-    "tsne": "a map of the features in two dimensions",
-}
+# What the figures show besides accuracy, and a few tables too: diagnostics of `fedkeel.analysis`.
+DIAGNOSTICS = (
+    *("bn-statistics", "calibration", "gradient-norms", "label-distribution", "loss-gap", "nmi", "probability-floor"),
+    *("prototype-similarity", "representation-divergence", "singular-values", "statistics-divergence", "tsne"),
+)
 
 PERCENT = ("accuracy", "samples", "unseen", "calibration")  # readings whose differences are points
 

@@ -64,7 +64,7 @@ def plain(given: object) -> str:
     return "".join(c for c in str(given)[:500] if c.isprintable()) or "it does not say why"
 
 
-def wait(absent: Callable[[], str], say: Callable[[str], None], seconds: float) -> None:
+def wait(absent: Callable[[], str], say: Callable[[str], None], seconds: float, poll: float = POLL) -> None:
     """Until nobody is absent, or for so many seconds; whom it waits for is said at once and then every ten seconds."""
     began = told = time.monotonic()
     while sentence := absent():
@@ -74,5 +74,5 @@ def wait(absent: Callable[[], str], say: Callable[[str], None], seconds: float) 
         if now >= told:
             say(sentence)
             told = now + TELL
-        if stop_requested.wait(POLL):
+        if stop_requested.wait(poll):
             raise Stopped
