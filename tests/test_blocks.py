@@ -81,7 +81,7 @@ def test_commands_are_understood(block: Block) -> None:
             "fedkeel run --model resnt18",
             "fedkeel run --partition even(client=3)",
         ),
-        *("fedkeel list methods nothing", "fedkeel analyse nothing runs/a", "fedkeel reproduce hbn/table99"),
+        *("fedkeel list methods nothing", "fedkeel show runs/a --diagnostic nothing", "fedkeel reproduce hbn/table99"),
         *("fedkeel data describe foldr", "make nothing", "pip install 'fedkeel[nothing]'"),
     ],
 )

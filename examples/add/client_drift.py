@@ -4,7 +4,7 @@ from fedkeel.analysis import Numbers, Snapshot, diagnostic
 from fedkeel.errors import FedkeelError
 
 
-@diagnostic("client-drift", paper="SCAFFOLD (Karimireddy et al. 2020)", number="client drift", better="low")
+@diagnostic("client-drift", paper="SCAFFOLD (Karimireddy et al. 2020)", better="low")
 def client_drift(run: Snapshot) -> Numbers:
     """How far the clients' weights have moved.
 
@@ -16,4 +16,4 @@ def client_drift(run: Snapshot) -> Numbers:
     for name, update in run.updates.items():
         moved = [update.weights[entry] - sent for entry, sent in run.sent.weights.items()]
         distances[name] = sum(float(difference.double().square().sum()) for difference in moved) ** 0.5
-    return {"mean": sum(distances.values()) / len(distances), "distance by client": distances}
+    return {"client drift": sum(distances.values()) / len(distances), "distance by client": distances}

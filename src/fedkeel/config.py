@@ -68,6 +68,11 @@ PATIENT = Needs(lambda run: run.patience, "without --patience")
 RECORDED = Needs(lambda run: run.record, "without --record")
 WEIGHED = Needs(lambda run: run.weighed, "where 'central', the method or 'robust' decides what clients count for")
 SEVERAL = Needs(lambda run: not run.pooled, "with 'central', which makes one client of all")
+BY_NUMBER = Needs(
+    lambda run: not run.pooled and run.participation == 1 and run.dp != "central",
+    "beside --participation, with --dp central, which goes by that, or with 'central', which makes one client of all",
+)
+BY_STEPS = Needs(lambda run: run.local_epochs == 1, "beside --local-epochs")
 PERSONAL = Needs(lambda run: run.personal or CALIBRATED.holds(run), "where all clients have the same model")
 IMAGES = Needs(lambda run: not run.network, "over a network, where images stay at the sites")
 TESTED = Needs(lambda run: not run.network, "over a network, where sites are tested on what they hold out")
@@ -115,10 +120,11 @@ class Config:
     unseen: str = option("", "domains that are only evaluated, never trained on, separated by commas", alone("unseen"))
     subsample: Number = option(0, "equal number of training samples per client; 0 keeps all", alone("subsample"))
     model: str = option("simple_cnn", "network, with options: 'resnet18(stem=small)'")
-    weights: str = option("", "file that the model starts from, e.g. of ImageNet: .safetensors, .pth or .pt")
+    weights: str = option("", "a file (.safetensors, .pth, .pt) to start from; of timm:NAME 'pretrained', or a tag")
 
     rounds: Count = option(30, "communication rounds", heading="rounds")
     participation: PositiveShare = option(1.0, "fraction of clients sampled each round, at least one", SEVERAL)
+    clients_per_round: Number = option(0, "clients sampled each round; 0 goes by 'participation'", BY_NUMBER)
     weighting: Literal["samples", "uniform"] = option("samples", "weight of a client in the mean", WEIGHED)
     min_clients: Count = option(1, "updates without which a round does not count")
     round_timeout: Positive = option(
@@ -139,6 +145,7 @@ class Config:
     )
 
     local_epochs: Count = option(1, "passes over the local data in a round", heading="local training")
+    local_steps: Number = option(0, "local steps in a round, of as many passes as it takes; 0: whole passes", BY_STEPS)
     batch_size: Count = option(32, "samples in a local step")
     drop_last: bool = option(False, "drop the last incomplete batch of an epoch (kept by default)", BATCHES)
     loss: str = option("cross-entropy", "what is trained on: 'cross-entropy(class_weights=balanced)'")
@@ -201,8 +208,12 @@ class Config:
         return dataclasses.asdict(self)
 
     def decisive(self) -> dict[str, Any]:
-        """The options that decide the result."""
-        return {name: value for name, value in self.to_dict().items() if name not in MACHINE_OPTIONS}
+        """The options that decide the result. Those that came later count where they are set: runs that were made
+        before them stay what they are."""
+        found = {name: value for name, value in self.to_dict().items() if name not in MACHINE_OPTIONS}
+        return {
+            name: value for name, value in found.items() if value or name not in ("clients_per_round", "local_steps")
+        }
 
     @property
     def statistics(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`fedkeel analyse` and `fedkeel list diagnostics`."""
+"""`fedkeel show --diagnostic` and `fedkeel list diagnostics`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_table_is_printed_and_the_file_is_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["analyse", "label-distribution", str(run)]) == 0
+    assert main(["show", str(run), "--diagnostic", "label-distribution"]) == 0
     out = capsys.readouterr().out
     path = run / "diagnostics" / "label-distribution.json"
     assert f"written {path}" in out
@@ -40,7 +40,7 @@ def test_a_table_is_printed_and_the_file_is_written(run: Path, capsys: pytest.Ca
 @pytest.mark.slow
 def test_what_was_recorded_is_shown_and_kept(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (run / "diagnostics" / "loss-gap.json").read_bytes()
-    assert main(["analyse", "loss-gap", str(run), "--json"]) == 0
+    assert main(["show", str(run), "--diagnostic", "loss-gap", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [entry["round"] for entry in document["rounds"]] == [0, 1]
     assert (run / "diagnostics" / "loss-gap.json").read_bytes() == before
@@ -49,24 +49,27 @@ def test_what_was_recorded_is_shown_and_kept(run: Path, capsys: pytest.CaptureFi
 def test_a_run_that_cannot_be_written_to_is_looked_at_elsewhere(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The sentence names a flag that there is. A file in the folder's place refuses root too."""
+    """A file in the folder's place refuses root too."""
     shut = tmp_path / "shut"
     shutil.copytree(run, shut, ignore=shutil.ignore_patterns("diagnostics"))
     (shut / "diagnostics").write_text("")
-    assert main(["analyse", "label-distribution", str(shut)]) == 2
+    assert main(["show", str(shut), "--diagnostic", "label-distribution"]) == 2
     sentence = capsys.readouterr().err
     assert "cannot be written" in sentence
     assert sentence.endswith("choose another directory with --out.\n")
-    assert main(["analyse", "label-distribution", str(shut), "--out", str(tmp_path / "elsewhere")]) == 0
+    assert main(["show", str(shut), "--diagnostic", "label-distribution", "--out", str(tmp_path / "elsewhere")]) == 0
     written = tmp_path / "elsewhere" / "diagnostics" / "label-distribution.json"
     assert f"written {written}" in capsys.readouterr().out
     assert json.loads(written.read_text())["name"] == "label-distribution"
-    assert main(["analyse", "label-distribution", str(run), str(run), "--out", str(tmp_path / "elsewhere")]) == 2
+    assert (
+        main(["show", str(run), str(run), "--diagnostic", "label-distribution", "--out", str(tmp_path / "elsewhere")])
+        == 2
+    )
     assert "takes one run" in capsys.readouterr().err
 
 
 def test_several_runs_at_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["analyse", "label-distribution", str(run), str(run), "--json"]) == 0
+    assert main(["show", str(run), str(run), "--diagnostic", "label-distribution", "--json"]) == 0
     assert [entry["directory"] for entry in json.loads(capsys.readouterr().out)] == [str(run)] * 2
 
 
@@ -81,7 +84,7 @@ def test_several_runs_at_once(run: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_mistake_is_told_in_one_sentence(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["analyse", *arguments]) == 2
+    assert main(["show", arguments[1], "--diagnostic", arguments[0]]) == 2
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1

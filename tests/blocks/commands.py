@@ -95,8 +95,8 @@ def understand_fedkeel(words: list[str]) -> None:
             registry(arguments.list).entry(name)
     elif command == "data" and isinstance(getattr(arguments, "data", None), str):
         understand_data(arguments.data)
-    elif command == "analyse":
-        analysis.build(arguments.name)
+    elif command == "show" and arguments.diagnostic:
+        analysis.build(arguments.diagnostic)
     elif command == "reproduce":
         for word in arguments.recipes:
             assert [load(name) for name in matching(word)]

@@ -194,7 +194,7 @@ def test_opening_a_stranger_s_run_directory_runs_no_code(code: Path, capsys: pyt
     for use in (
         ["predict", str(directory), "x.png"],
         ["export", str(directory), "--out", "m.onnx"],
-        ["analyse", "label-distribution", str(directory)],
+        ["show", str(directory), "--diagnostic", "label-distribution"],
     ):
         assert "name it with --import" in said(capsys, *use)
     assert not mark.exists()

@@ -107,6 +107,7 @@ def test_at_least_one_client_takes_part_and_half_goes_up() -> None:
 
 def test_auto_takes_all_cores_where_there_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
+    monkeypatch.setattr("fedkeel.engine.executors.processes.has_shared_memory", lambda: True)
     monkeypatch.setattr("fedkeel.engine.executors.processes.available_cores", lambda: 8)
     assert choose_executor(Config(), cpu) == "processes"
     assert choose_executor(Config(workers=1), cpu) == "serial"

@@ -323,7 +323,7 @@ class TestReadings:
         found = json.loads(path.read_text())["rounds"][-1]["numbers"]["NMI by domain"]
         assert result.cells["FedAvg", "more bigger"].mean == found["paper"]
         assert {p.name for p in path.parent.glob("*.json")} == {"nmi.json", "loss-gap.json", "singular-values.json"}
-        assert "loss gap, training by domain" in (path.parent / "loss-gap.json").read_text()
+        assert "loss gap at training by domain" in (path.parent / "loss-gap.json").read_text()
 
     def test_every_diagnostic_that_recipes_may_name_is_there(self) -> None:
         assert sorted(DIAGNOSTICS) == sorted(name for name in DIAGNOSTICS if name in analysis.DIAGNOSTICS)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -15,9 +11,7 @@ from torch import Tensor
 
 from fedkeel.core import state
 from fedkeel.errors import FedkeelError
-from fedkeel.formulas import aggregation
 from fedkeel.formulas.aggregation import (
-    distance_variance,
     fair_prototype,
     mean_prototype,
     moving_average,
@@ -41,18 +35,6 @@ def spread(point: np.ndarray, prototypes: np.ndarray) -> float:
     distances = [np.sqrt(sum((a - b) ** 2 for a, b in zip(point, row, strict=True))) for row in prototypes]
     mean = sum(distances) / len(distances)
     return sum((d - mean) ** 2 for d in distances) / len(distances)
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    results = doctest.testmod(aggregation)
-    assert results.attempted > 10
-    assert results.failed == 0
-
-
-@pytest.mark.slow
-def test_importing_the_rules_does_not_import_scipy() -> None:
-    code = "import sys, fedkeel.formulas.aggregation; sys.exit('scipy.optimize' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # ------------------------------------------------------------------------------------------------- weighted mean
@@ -114,19 +96,6 @@ def test_truth_values_and_complex_numbers_have_their_rules() -> None:
     assert mean["phase"].tolist() == [2 + 0j]
 
 
-def test_the_inputs_of_a_mean_are_left_alone() -> None:
-    clients = [{"w": torch.tensor([1.0]), "n": torch.tensor(1)}, {"w": torch.tensor([3.0]), "n": torch.tensor(2)}]
-    result = weighted_mean(clients, [1, 1])
-    result["w"].zero_()
-    result["n"].zero_()
-    assert [(c["w"].item(), c["n"].item()) for c in clients] == [(1.0, 1), (3.0, 2)]
-
-
-def test_the_mean_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        weighted_mean([], [])
-
-
 # ------------------------------------------------------------------------------------------------ pooled moments
 
 
@@ -152,19 +121,6 @@ def test_a_plain_mean_of_variances_is_not_the_variance_of_the_whole() -> None:
     means, variances, counts = moments(parts)
     _, pooled = pooled_moments(means, variances, counts)
     assert (pooled > 2 * weighted_mean([{"v": v} for v in variances], counts)["v"]).all()
-
-
-@quick
-@given(seeds)
-def test_the_order_of_clients_and_the_way_they_are_given_change_nothing(seed: int) -> None:
-    means, variances, counts = moments(list(normal(30, 2, seed=seed).split([4, 17, 9])))
-    mean, variance = pooled_moments(means, variances, counts)
-    stacked = pooled_moments(torch.stack(means), torch.stack(variances), torch.tensor(counts))
-    assert torch.equal(stacked[0], mean)
-    assert torch.equal(stacked[1], variance)
-    reverse = pooled_moments(means[::-1], variances[::-1], counts[::-1])
-    assert torch.allclose(reverse[0], mean)
-    assert torch.allclose(reverse[1], variance)
 
 
 @quick
@@ -215,31 +171,20 @@ def test_a_client_without_data_has_no_say_whatever_it_reports() -> None:
 
 
 @pytest.mark.parametrize(
-    ("means", "variances", "counts", "reason"),
+    ("means", "variances", "counts"),
     [
-        ([], [], [], "at least one"),
-        (torch.zeros(2, 3), torch.zeros(2, 2), [1, 1], "one shape"),
-        (torch.zeros(2, 3), torch.zeros(2, 3), [1], "one count for each"),
-        (torch.zeros(2, 3), torch.zeros(2, 3), [0, 0], "not all 0"),
-        (torch.zeros(2, 3), torch.zeros(2, 3), [3, -1], "not negative"),
+        (torch.zeros(2, 3), torch.zeros(1, 3), [1, 1]),
+        (torch.zeros(2, 3), torch.zeros(2, 3), [1]),
+        (torch.zeros(2, 3), torch.zeros(2, 3), [0, 0]),
+        (torch.zeros(2, 3), torch.zeros(2, 3), [3, -1]),
     ],
 )
-def test_moments_that_make_no_sense_are_refused(
-    means: Tensor, variances: Tensor, counts: list[int], reason: str
-) -> None:
-    with pytest.raises(FedkeelError, match=reason):
+def test_moments_that_make_no_sense_are_refused(means: Tensor, variances: Tensor, counts: list[int]) -> None:
+    with pytest.raises(FedkeelError, match="how many values its moments are of"):
         pooled_moments(means, variances, counts)
 
 
 # ------------------------------------------------------------------------------------------------ moving average
-
-
-@quick
-@given(seeds, st.floats(0, 1))
-def test_the_moving_average_gives_the_new_value_its_momentum(seed: int, momentum: float) -> None:
-    old, new = normal(9, seed=seed), normal(9, seed=seed + 1)
-    expected = (1 - momentum) * old.numpy() + momentum * new.numpy()
-    assert np.allclose(moving_average({"x": old}, {"x": new}, momentum)["x"].numpy(), expected, rtol=1e-12, atol=1e-15)
 
 
 @settings(max_examples=100, deadline=None)
@@ -286,23 +231,6 @@ def test_equal_prototypes_have_themselves_as_mean_start_and_fair_prototype(
 
 
 @quick
-@given(seeds, st.integers(1, 8))
-def test_the_distance_variance_is_that_of_the_loops(seed: int, k: int) -> None:
-    p, point = normal(k, 3, seed=seed), normal(3, seed=seed + 1)
-    assert distance_variance(point, p).item() == pytest.approx(spread(point.numpy(), p.numpy()), abs=1e-14)
-
-
-def test_the_gradient_in_the_docstring_is_that_of_the_distance_variance() -> None:
-    p, point = normal(6, 4), normal(4, seed=1).requires_grad_()
-    assert torch.autograd.gradcheck(lambda point: distance_variance(point, p), point)
-    distance_variance(point, p).backward()
-    away = point.detach() - p
-    d = away.norm(dim=1)
-    assert point.grad is not None
-    assert torch.allclose(point.grad, 2 / 6 * ((d - d.mean()) / d) @ away)
-
-
-@quick
 @given(seeds, st.integers(1, 12), st.integers(1, 20), float_types)
 def test_the_fair_prototype_never_has_a_larger_distance_variance_than_the_start(
     seed: int, k: int, width: int, dtype: torch.dtype
@@ -316,14 +244,6 @@ def test_the_fair_prototype_never_has_a_larger_distance_variance_than_the_start(
     assert spread(fair.double().numpy(), rows) <= spread(start.double().numpy(), rows) + 1e-15
 
 
-@quick
-@given(seeds, st.integers(3, 6))
-def test_prototypes_in_general_position_have_an_equidistant_point(seed: int, k: int) -> None:
-    p = torch.eye(k, 16, dtype=torch.float64) + 0.1 * normal(k, 16, seed=seed)  # k points in 16 dimensions
-    distances = (p - fair_prototype(p)).norm(dim=1)
-    assert distances.std() < 1e-3 * distances.mean()
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_no_point_of_a_grid_around_the_fair_prototype_is_fairer(seed: int) -> None:
     p = normal(5, 2, seed=seed).numpy()
@@ -333,21 +253,6 @@ def test_no_point_of_a_grid_around_the_fair_prototype_is_fairer(seed: int) -> No
     distances = np.sqrt(((points[:, None] - p) ** 2).sum(-1))
     least = ((distances - distances.mean(1, keepdims=True)) ** 2).mean(1).min()
     assert spread(fair, p) <= least + 1e-7
-
-
-def test_the_fair_prototype_of_a_triangle_is_the_centre_of_its_circle() -> None:
-    # Also the least of the whole plane: no other point has a distance variance of 0.
-    angles = np.array([0.1, 2.0, 4.5])
-    triangle = np.array([3.0, -1.0]) + 2 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    assert np.allclose(fair_prototype(triangle), [3.0, -1.0], atol=1e-3)
-
-
-def test_a_crowd_does_not_pull_the_fair_prototype_to_its_side() -> None:
-    crowd, alone = torch.tensor([[0.0, 0.0]]).repeat(10, 1), torch.tensor([[4.0, 0.0]])
-    p = torch.cat([crowd, alone])
-    to_mean, to_fair = [abs(2 - rule(p)[0].item()) for rule in (mean_prototype, fair_prototype)]
-    assert to_mean > 1.6  # the mean is 0.36
-    assert to_fair < 1e-3
 
 
 @quick
@@ -373,16 +278,3 @@ def test_numpy_in_numpy_out(dtype: type) -> None:
     assert fair.dtype == dtype
     assert np.array_equal(fair, fair_prototype(torch.from_numpy(p)).numpy())
     assert np.array_equal(fair_prototype(np.asfortranarray(p)[::-1]), fair_prototype(p[::-1].copy()))
-
-
-def test_starting_on_a_prototype_does_not_divide_by_zero() -> None:
-    p = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
-    assert torch.equal(prototype_start(p), torch.zeros(2))
-    assert fair_prototype(p).isfinite().all()
-
-
-@pytest.mark.parametrize("rule", [mean_prototype, prototype_start, fair_prototype])
-@pytest.mark.parametrize("p", [torch.zeros(0, 3), torch.zeros(3), torch.zeros(2, 3, dtype=torch.int64)])
-def test_what_are_no_prototypes_is_refused(rule: object, p: Tensor) -> None:
-    with pytest.raises(FedkeelError, match="floating-point rows"):
-        rule(p)  # type: ignore[operator]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Callable
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedkeel.errors import FedkeelError
 from fedkeel.formulas import losses
 from fedkeel.formulas import prototypes as prototype_losses
 
@@ -99,13 +96,6 @@ def loss(request: pytest.FixtureRequest) -> Loss:
     return EVERY_LOSS[request.param]
 
 
-@pytest.mark.parametrize("module", [losses, prototype_losses])
-def test_the_examples_in_the_docstrings_hold(module: ModuleType) -> None:
-    results = doctest.testmod(module)
-    assert results.attempted > 5
-    assert results.failed == 0
-
-
 # ---------------------------------------------------------------------------------------------- what all share
 
 
@@ -126,27 +116,9 @@ def test_no_loss_looks_at_values_on_the_host(loss: Loss) -> None:
         assert grad.shape == real.x.shape
 
 
-def test_the_fake_tensors_of_the_test_above_do_catch_a_look_at_values() -> None:
-    with FakeTensorMode():
-        x = torch.empty(3)
-        with pytest.raises(Exception, match=r"item|_local_scalar_dense"):
-            x.sum().item()
-        with pytest.raises(Exception, match="nonzero"):
-            x[x > 0]
-
-
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-9, 1.0, 1e4])
 def test_every_loss_and_gradient_is_finite_at_any_scale(loss: Loss, scale: float) -> None:
     e = example(normal(BATCH, WIDTH, scale=scale), torch.float32)
-    value = loss(e)
-    value.backward()
-    assert value.isfinite()
-    assert e.x.grad is not None
-    assert e.x.grad.isfinite().all()
-
-
-def test_every_loss_of_one_sample_is_finite_with_a_finite_gradient(loss: Loss) -> None:
-    e = example(normal(1, WIDTH))
     value = loss(e)
     value.backward()
     assert value.isfinite()
@@ -212,14 +184,6 @@ def test_consistency_is_half_the_sum_of_both_kl_divergences(seed: int, scale: fl
 
 
 @quick
-@given(seeds, st.floats(0, 1e3))
-def test_consistency_is_symmetric_and_never_negative(seed: int, scale: float) -> None:
-    a, b = normal(BATCH, CLASSES, seed=seed, scale=scale).float(), normal(BATCH, CLASSES, seed=seed + 1).float()
-    assert losses.consistency_kl(a, b) >= 0
-    assert losses.consistency_kl(a, b) == losses.consistency_kl(b, a)
-
-
-@quick
 @given(seeds, st.floats(-50, 50))
 def test_consistency_of_the_same_prediction_is_zero_whatever_constant_is_added_to_the_logits(
     seed: int, shift: float
@@ -227,25 +191,6 @@ def test_consistency_of_the_same_prediction_is_zero_whatever_constant_is_added_t
     a = normal(BATCH, CLASSES, seed=seed)
     assert losses.consistency_kl(a, a) == 0
     assert losses.consistency_kl(a, a + shift).item() == pytest.approx(0, abs=1e-24)
-
-
-def test_consistency_sends_gradients_through_both_predictions() -> None:
-    a, b = leaf(normal(BATCH, CLASSES)), leaf(normal(BATCH, CLASSES, seed=1))
-    assert torch.autograd.gradcheck(losses.consistency_kl, (a, b))
-    losses.consistency_kl(a, b).backward()
-    assert a.grad is not None
-    assert b.grad is not None
-    assert a.grad.abs().sum() > 0
-    assert b.grad.abs().sum() > 0
-
-
-def test_consistency_of_certain_and_opposite_predictions_is_finite() -> None:
-    a = leaf(torch.tensor([[1e4, -1e4]]))
-    value = losses.consistency_kl(a, torch.tensor([[-1e4, 1e4]]))
-    value.backward()
-    assert value.item() == pytest.approx(2e4)
-    assert a.grad is not None
-    assert a.grad.isfinite().all()
 
 
 def test_consistency_resolves_predictions_that_nearly_agree_in_float32() -> None:
@@ -289,25 +234,7 @@ def test_the_proximal_term_at_the_anchors_is_zero_with_zero_gradient() -> None:
     assert (w.grad == 0).all()
 
 
-def test_the_proximal_term_of_no_weights_is_zero() -> None:
-    assert losses.proximal([], []) == 0
-
-
-@pytest.mark.parametrize("anchors", [[], [torch.zeros(2)], [torch.zeros(3), torch.zeros(3)]])
-def test_weights_and_anchors_that_do_not_match_are_refused(anchors: list[Tensor]) -> None:
-    with pytest.raises(FedkeelError, match="one anchor for each weight"):
-        losses.proximal([torch.zeros(3)], anchors)
-
-
 # ----------------------------------------------------------------------------------------------------- UniVarFL
-
-
-@pytest.mark.parametrize("classes", [2, 3, 10, 100])
-def test_the_threshold_is_the_mean_variance_of_the_identity_matrix(classes: int) -> None:
-    c = np.mean([np.var(column, ddof=1) for column in np.eye(classes).T])
-    assert c == pytest.approx(1 / classes)
-    same_for_all = torch.full((5, classes), 1 / classes, dtype=torch.float64)
-    assert losses.classifier_variance(same_for_all).item() == pytest.approx(c)
 
 
 @quick
@@ -331,12 +258,6 @@ def test_classifier_variance_of_one_sample_is_the_threshold_with_zero_gradient()
     assert (gradient(losses.classifier_variance, one) == 0).all()
 
 
-def test_a_step_against_the_gradient_raises_a_variance_that_fell_short() -> None:
-    logits = normal(BATCH, CLASSES, scale=0.1)
-    step = logits - 10 * gradient(lambda x: losses.classifier_variance(x.softmax(1)), logits)
-    assert step.softmax(1).var(0).mean() > logits.softmax(1).var(0).mean()
-
-
 @quick
 @given(seeds, st.integers(1, 9), st.sampled_from([1e-3, 1e-2, 1.0]))
 def test_the_energy_is_the_mean_over_all_pairs_the_diagonal_included(seed: int, n: int, eps: float) -> None:
@@ -345,11 +266,6 @@ def test_the_energy_is_the_mean_over_all_pairs_the_diagonal_included(seed: int, 
     expected = sum(1 / (1 - cosine(a, b) + eps) for a in rows for b in rows) / n**2
     assert losses.hyperspherical_energy(x, eps).item() == pytest.approx(expected, rel=1e-9)
     assert 1 / (2 + eps) <= losses.hyperspherical_energy(x, eps) <= 1 / eps * (1 + 1e-9)
-
-
-def test_the_energy_does_not_depend_on_the_lengths_of_the_features() -> None:
-    x, lengths = normal(BATCH, WIDTH), torch.rand(BATCH, 1, dtype=torch.float64) + 0.1
-    assert torch.allclose(losses.hyperspherical_energy(x), losses.hyperspherical_energy(x * lengths))
 
 
 def test_a_zero_feature_is_orthogonal_to_all_and_gets_no_gradient() -> None:
@@ -393,11 +309,6 @@ def test_alignment_contrasts_the_present_prototypes(seed: int, tau: float, prese
     assert value >= 0
 
 
-def test_alignment_counts_all_prototypes_as_present_unless_told() -> None:
-    x, y, p = normal(BATCH, WIDTH), some_labels(), normal(CLASSES, WIDTH, seed=1)
-    assert losses.feature_alignment(x, y, p).item() == pytest.approx(alignment_by_loops(x, y, p, 0.1, [True] * CLASSES))
-
-
 @pytest.mark.parametrize("name", ["feature_alignment", "prototype_calibration", *TO_PROTOTYPES])
 @pytest.mark.parametrize("content", [torch.nan, torch.inf, 1e30])
 def test_whatever_an_absent_prototype_holds_changes_nothing(name: str, content: float) -> None:
@@ -407,14 +318,6 @@ def test_whatever_an_absent_prototype_holds_changes_nothing(name: str, content: 
     assert loss(rubbish) == loss(zeros) != 0
     expected = gradient(lambda x: loss(zeros._replace(x=x)), zeros.x)
     assert torch.equal(gradient(lambda x: loss(rubbish._replace(x=x)), zeros.x), expected)
-
-
-def test_samples_of_a_class_without_prototype_get_no_gradient_from_alignment() -> None:
-    x, y, p = normal(4, WIDTH), torch.tensor([0, 2, 1, 2]), normal(CLASSES, WIDTH, seed=1)
-    present = torch.tensor([True, True, False, True])
-    grad = gradient(lambda x: losses.feature_alignment(x, y, p, present=present), x)
-    assert (grad[[1, 3]] == 0).all()
-    assert (grad[[0, 2]].abs().sum(1) > 0).all()
 
 
 @pytest.mark.parametrize("name", ["feature_alignment", "prototype_calibration", *TO_PROTOTYPES])
@@ -427,12 +330,6 @@ def test_without_any_prototype_and_one_class_in_the_batch_the_loss_is_zero_with_
     assert EVERY_LOSS[name](e) == 0
     with torch.autograd.set_detect_anomaly(True):  # no NaN on the way either
         assert (gradient(lambda x: EVERY_LOSS[name](e._replace(x=x)), e.x) == 0).all()
-
-
-def test_a_step_against_the_alignment_gradient_turns_features_to_their_prototypes() -> None:
-    x, y, p = normal(BATCH, WIDTH), some_labels(), torch.eye(CLASSES, WIDTH, dtype=torch.float64)
-    stepped = x - 0.1 * gradient(lambda x: losses.feature_alignment(x, y, p, 1.0), x)
-    assert losses.feature_alignment(stepped, y, p, 1.0) < losses.feature_alignment(x, y, p, 1.0)
 
 
 def calibration_by_loops(x: Tensor, y: Tensor, p: Tensor, present: list[bool]) -> float:
@@ -477,13 +374,6 @@ def test_calibration_takes_global_prototypes_as_constants() -> None:
     assert p.grad is None
     assert x.grad is not None
     assert (x.grad.abs().sum(1) > 0).all()
-
-
-def test_calibration_of_a_batch_whose_class_mean_is_zero_is_finite() -> None:
-    x = torch.tensor([[1.0, 2.0], [-1.0, -2.0], [1.0, 0.0]], dtype=torch.float64)
-    y, p = torch.tensor([0, 0, 1]), torch.eye(2, dtype=torch.float64)
-    assert losses.prototype_calibration(x, y, p) == 0  # cosine 0 between the two classes, log exp(0)
-    assert gradient(lambda x: losses.prototype_calibration(x, y, p), x).isfinite().all()
 
 
 # ------------------------------------------------------------------------------------------ FPL, FedPLVM

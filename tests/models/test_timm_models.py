@@ -163,3 +163,20 @@ def test_every_allowed_option_is_one_of_timms() -> None:
     classes = {c for module in modules for c in vars(module).values() if inspect.isclass(c)}
     taken = {name for c in classes if issubclass(c, torch.nn.Module) for name in inspect.signature(c).parameters}
     assert set(timm_models.OPTIONS) <= taken
+
+
+@pytest.mark.parametrize(
+    ("weights", "model", "built"),
+    [
+        ("pretrained", "timm:resnet18", "timm:resnet18(pretrained=True)"),
+        ("a1_in1k", "timm:resnet18(drop_rate=0.1)", "timm:resnet18.a1_in1k(drop_rate=0.1, pretrained=True)"),
+        ("nowhere.pth", "timm:resnet18", "timm:resnet18"),
+    ],
+)
+def test_weights_with_a_name_are_timm_s(weights: str, model: str, built: str) -> None:
+    assert timm_models.with_weights(model, weights) == built
+
+
+def test_a_network_of_another_kind_has_no_weights_with_a_name() -> None:
+    with pytest.raises(FedkeelError, match="weights with a name are those of timm, for --model timm:NAME"):
+        timm_models.with_weights("simple_cnn", "imagenet")

@@ -164,6 +164,13 @@ class TestBrokenFiles:
         assert "summary.json" in collected.notices[0]
         assert write([tmp_path / "a"]).exists()
 
+    def test_metrics_that_no_run_writes_cost_the_curves_and_not_the_table(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "a") / "metrics.jsonl"
+        path.write_text(path.read_text().replace('"domains"', '"sites"'))
+        collected = collect([tmp_path / "a"])
+        assert collected.notices
+        assert len(collected.groups[0].results.rows) == 1
+
     def test_a_loss_that_was_not_a_number_is_a_gap(self, tmp_path: Path) -> None:
         path = make_run(tmp_path / "a") / "metrics.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()]

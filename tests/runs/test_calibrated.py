@@ -267,7 +267,7 @@ def test_a_file_is_of_one_run(trained: Callable[..., Run], tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transform", [False, True])
-@pytest.mark.parametrize("format", [pytest.param("onnx", marks=needs_onnx), "torchscript", "pt2"])
+@pytest.mark.parametrize("format", [pytest.param("onnx", marks=needs_onnx), "pt2"])
 def test_what_runs_without_fedkeel_gives_the_same_logits(
     format: str, transform: bool, trained: Callable[..., Run], tmp_path: Path
 ) -> None:

@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 
 import fedkeel
-from fedkeel import report
 from fedkeel.cli import main
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.comparison import collect_runs
 from fedkeel.runs.export import export
 from fedkeel.runs.run import Run
 from tests import tiny
@@ -31,7 +29,10 @@ SHORT: dict[str, Any] = {
     "subsample": 10,
     "model": "simple_cnn(width=2)",
 }
-FILES = ("summary.json", "metrics.jsonl", "model.safetensors", "personal/scan.safetensors", "checksums.json")
+FILES = (
+    *("summary.json", "metrics.jsonl", "model.safetensors", "personal/scan.safetensors", "checksums.json"),
+    *("config.toml", "timing.jsonl", "federation.json", "origin.json", "measures.json"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,28 +60,19 @@ def some_bits(path: Path, most: int = 200) -> list[int]:
     return [0, count - 1, *random.Random(path.name).sample(range(count), most)]
 
 
-def read(run: Run, file: str) -> Any:
-    """What people get to see of a file."""
-    if file == "metrics.jsonl":
-        return run.records()
-    if file.endswith(".safetensors"):
-        return {name: tensor.tolist() for name, tensor in run.tensors(file).items()}
-    return run.summary
-
-
 @pytest.mark.parametrize("file", FILES)
 def test_no_flipped_bit_of_a_finished_run_goes_unnoticed(finished: Run, file: str) -> None:
-    path, intact = finished.directory / file, read(finished, file)
+    path, told = finished.directory / file, 0
     for bit in some_bits(path):
         with flipped(path, bit):
             try:
-                found = read(finished, file)
+                Run(finished.directory).check()
             except FedkeelError as error:
                 assert Path(file).name in str(error)  # noqa: PT017
                 assert "\n" not in str(error)  # noqa: PT017
-                continue
-            assert file == "checksums.json", f"bit {bit} of {file}"
-            assert found == intact
+                told += 1
+    # What means nothing in the checksums, such as a blank, may be another.
+    assert told == len(some_bits(path)) or (file == "checksums.json" and told > 150)
 
 
 @pytest.mark.slow
@@ -124,7 +116,7 @@ def test_the_commands_say_which_file_it_is_and_what_to_do(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, remedy: str
 ) -> None:
     run = str(finished.directory)
-    export_it = ["export", run, "--client", "scan", "--out", str(tmp_path / "m.pt")]
+    export_it = ["export", run, "--client", "scan", "--out", str(tmp_path / "m.pt2")]
     commands = {"summary.json": [["show", run], ["resume", run], export_it], "metrics.jsonl": [["show", run]]}
     path = finished.directory / file
     for bit in (77, 8 * path.stat().st_size - 12):
@@ -158,23 +150,6 @@ def test_a_lost_file_is_told_like_a_damaged_one(tmp_path: Path, finished: Run) -
         Run(tmp_path / "run").model("scan")
 
 
-def test_a_report_names_the_damaged_file_and_shows_the_rest(tmp_path: Path, finished: Run) -> None:
-    for name in ("whole", "broken"):
-        shutil.copytree(finished.directory, tmp_path / name)
-    with flipped(tmp_path / "broken" / "metrics.jsonl", 333):
-        text = report.write([tmp_path]).read_text()
-    assert "metrics.jsonl&#39; was changed since the run wrote it, its checksum does not match" in text
-
-
-def test_a_table_is_not_made_of_a_changed_result(tmp_path: Path, finished: Run) -> None:
-    for name in ("whole", "broken"):
-        shutil.copytree(finished.directory, tmp_path / name)
-    path = tmp_path / "broken" / "summary.json"
-    path.write_text(path.read_text().replace('"accuracy": 0.', '"accuracy": 0.9'))
-    with pytest.raises(FedkeelError, match=r"summary.json' was changed since the run wrote it, its checksum does not"):
-        collect_runs([tmp_path]).rows()
-
-
 @pytest.mark.parametrize("value", [2.12, -0.1])
 def test_an_accuracy_of_more_than_all_is_refused_also_without_checksums(
     tmp_path: Path, finished: Run, value: float
@@ -186,4 +161,4 @@ def test_an_accuracy_of_more_than_all_is_refused_also_without_checksums(
     with pytest.raises(FedkeelError, match=f"its 'accuracy' is '{value}'"):
         _ = Run(tmp_path / "run").accuracy
     with pytest.raises(FedkeelError, match="its 'accuracy' is"):
-        export(Run(tmp_path / "run"), tmp_path / "m.pt", client="scan")
+        export(Run(tmp_path / "run"), tmp_path / "m.pt2", client="scan")

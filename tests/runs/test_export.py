@@ -49,8 +49,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
 
 def outputs(path: Path, format: str, x: Tensor) -> Tensor:
     """What the file says of these images, read without Fedkeel."""
-    if format == "torchscript":
-        return torch.jit.load(path)(x)
     if format == "pt2":
         return torch.export.load(path).module()(x)
     import onnxruntime
@@ -72,11 +70,8 @@ def inside(path: Path, format: str) -> str:
     if format == "onnx":
         onnx = pytest.importorskip("onnx")
         return next(entry.value for entry in onnx.load(path).metadata_props if entry.key == "fedkeel.json")
-    if format == "torchscript":
-        torch.jit.load(path, _extra_files=extra)
-    else:
-        with path.open("rb") as file:
-            torch.export.load(file, extra_files=extra)
+    with path.open("rb") as file:
+        torch.export.load(file, extra_files=extra)
     found = extra["fedkeel.json"]
     return found.decode() if isinstance(found, bytes) else str(found)
 
@@ -159,10 +154,10 @@ def test_the_card_beside_it_says_what_goes_in_and_what_comes_out(
     trained: Callable[[str], Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = trained("fedavg")
-    assert main(["export", str(run.directory), "--out", str(tmp_path / "m.pt"), "--with-transform"]) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "m.pt")
-    card = json.loads((tmp_path / "m.pt.json").read_text())
-    assert card["format"] == "torchscript"
+    assert main(["export", str(run.directory), "--out", str(tmp_path / "m.pt2"), "--with-transform"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "m.pt2")
+    card = json.loads((tmp_path / "m.pt2.json").read_text())
+    assert card["format"] == "pt2"
     assert card["classes"] == [str(digit) for digit in range(10)]
     assert card["input"]["shape"] == ["batch", *fedkeel.data.load("digits-shift").image_shape]
     assert card["output"]["shape"] == ["batch", 10]
@@ -183,8 +178,8 @@ def test_the_card_of_a_client_s_file_has_that_client_s_accuracy(tmp_path: Path, 
     (run.directory / "checksums.json").unlink()
     shutil.rmtree(run.directory / "checkpoints")
     for client, share in shares.items():
-        export(run, tmp_path / "m.pt", client=client)
-        card = json.loads((tmp_path / "m.pt.json").read_text())
+        export(run, tmp_path / "m.pt2", client=client)
+        card = json.loads((tmp_path / "m.pt2.json").read_text())
         assert card["accuracy"] == pytest.approx(share + (0.01 if rule == "mean-last-10" else 0.02))
 
 
@@ -200,8 +195,8 @@ def test_a_transform_that_is_not_known_is_not_made_up(tmp_path: Path) -> None:
         {**tiny.OPTIONS, "rounds": 1}, directory=tmp_path / "r", federation=on, model="simple_cnn(width=2)"
     )
     with pytest.raises(FedkeelError, match=r"is not known here.*: leave --with-transform out\.$"):
-        export(run, tmp_path / "m.pt", with_transform=True)
-    assert export(run, tmp_path / "m.pt").exists()
+        export(run, tmp_path / "m.pt2", with_transform=True)
+    assert export(run, tmp_path / "m.pt2").exists()
 
 
 def test_what_cannot_be_exported_is_refused_in_one_sentence(trained: Callable[[str], Run], tmp_path: Path) -> None:
@@ -211,13 +206,13 @@ def test_what_cannot_be_exported_is_refused_in_one_sentence(trained: Callable[[s
     with pytest.raises(FedkeelError, match="The format is 'onx': did you mean 'onnx'"):
         export(run, tmp_path / "model.bin", "onx")
     with pytest.raises(FedkeelError, match="its folder does not exist"):
-        export(run, tmp_path / "no" / "model.pt")
+        export(run, tmp_path / "no" / "model.pt2")
     with pytest.raises(FedkeelError, match="has one model for all clients: leave the client 'x' out"):
-        export(run, tmp_path / "model.pt", client="x")
+        export(run, tmp_path / "model.pt2", client="x")
     own = tiny.run(tmp_path / "r", rounds=1)
     with pytest.raises(FedkeelError, match="was given in Python"):
-        export(own.directory, tmp_path / "model.pt")
-    assert export(own, tmp_path / "model.pt").exists()  # it was made in this process
+        export(own.directory, tmp_path / "model.pt2")
+    assert export(own, tmp_path / "model.pt2").exists()  # it was made in this process
 
 
 def test_without_onnx_one_sentence_says_what_to_install(

@@ -129,8 +129,8 @@ def test_a_relative_path_is_found_from_another_folder(
     written = (run / "config.toml").read_text()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert main(["resume", str(run), "--rounds=2", "--quiet"]) == 0
-    assert main(["analyse", "label-distribution", str(run)]) == 0
-    assert main(["report", str(run), "--images=1", "-o", "page.html"]) == 0
+    assert main(["show", str(run), "--diagnostic", "label-distribution"]) == 0
+    assert main(["report", str(run), "-o", "page.html"]) == 0
     assert (run / "config.toml").read_text() == written.replace("rounds = 1", "rounds = 2")
     root.rename(tmp_path / "elsewhere" / "images")
     (tmp_path / "here/lists").rename(tmp_path / "elsewhere/lists")

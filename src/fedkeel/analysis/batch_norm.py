@@ -16,18 +16,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms
 
 
-def by_layer(what: str, found: Mapping[str, Mapping[str, float]]) -> Numbers:
-    """Of the means and of the variances: on average over layers, and of each layer."""
-    means = {kind: fmean(layers.values()) for kind, layers in found.items()}
-    return {f"{what}, mean over layers": means} | {f"{what}, {kind}s by layer": of for kind, of in found.items()}
-
-
-@diagnostic(
-    "statistics-divergence",
-    paper="GReg, Figure 1",
-    number="variance of batch-norm means over clients",
-    needs="batch-norm statistics",
-)
+@diagnostic("statistics-divergence", paper="GReg, Figure 1", needs="batch-norm statistics")
 def statistics_divergence(run: Snapshot) -> Numbers:
     """How far the clients' batch-norm statistics lie apart.
 
@@ -41,16 +30,12 @@ def statistics_divergence(run: Snapshot) -> Numbers:
         return float(stacked.var(dim=0, correction=0).mean())
 
     clients = list(run.layer_statistics().values())
-    return by_layer("variance", {kind: {layer: apart(layer, kind) for layer in clients[0]} for kind in RUNNING})
+    by_layer = {kind: {layer: apart(layer, kind) for layer in clients[0]} for kind in RUNNING}
+    average = {"variance of batch-norm means over clients": fmean(by_layer["mean"].values())}
+    return average | {f"variance of {kind}s over clients by layer": of for kind, of in by_layer.items()}
 
 
-@diagnostic(
-    "statistics-bias",
-    paper="HBN, Eq. 14",
-    number="distance of batch-norm means from the ideal",
-    better="low",
-    needs="batch-norm statistics of the server",
-)
+@diagnostic("statistics-bias", paper="HBN, Eq. 14", better="low", needs="batch-norm statistics of the server")
 def statistics_bias(run: Snapshot) -> Numbers:
     """How far the aggregated batch-norm statistics are from the ideal ones.
 
@@ -66,7 +51,9 @@ def statistics_bias(run: Snapshot) -> Numbers:
         aggregated = run.model.statistics[f"{layer}.{RUNNING[kind]}".lstrip(".")]
         return float((aggregated.double().cpu() - ideal[layer][kind]).abs().mean())
 
-    return by_layer("distance", {kind: {layer: bias(layer, kind) for layer in ideal} for kind in RUNNING})
+    by_layer = {kind: {layer: bias(layer, kind) for layer in ideal} for kind in RUNNING}
+    average = {"distance of batch-norm means from the ideal": fmean(by_layer["mean"].values())}
+    return average | {f"distance of {kind}s from the ideal by layer": of for kind, of in by_layer.items()}
 
 
 @diagnostic("bn-statistics", paper="FedWon, Figure 1b", needs="batch-norm statistics")
@@ -86,7 +73,7 @@ def bn_statistics(run: Snapshot) -> Numbers:
     }
 
 
-@diagnostic("mixing-factors", paper="HBN, Eq. 9", number="weight of the global statistics", needs="factors of 'hbn'")
+@diagnostic("mixing-factors", paper="HBN, Eq. 9", needs="factors of 'hbn'")
 def mixing_factors(run: Snapshot) -> Numbers:
     """How much of the global statistics HBN's layers use.
 
@@ -102,11 +89,12 @@ def mixing_factors(run: Snapshot) -> Numbers:
         for layer in hybrid_norms(run.worker.model)
     }
     means = {layer: fmean(of.values()) for layer, of in weights.items()}
-    return {"mean": fmean(means.values()), "weight by layer": means, "weight by layer and client": weights}
+    mean = {"weight of the global statistics": fmean(means.values())}
+    return {**mean, "weight by layer": means, "weight by layer and client": weights}
 
 
 # -- what they cost --------------------------------------------------------------------------------------------------
-@diagnostic("loss-gap", paper="GReg, Figures 2 and 3", number="test-time loss gap", better="low", needs="batch norm")
+@diagnostic("loss-gap", paper="GReg, Figures 2 and 3", better="low", needs="batch norm")
 def loss_gap(run: Snapshot) -> Numbers:
     """Loss under global minus loss under batch statistics.
 
@@ -129,17 +117,11 @@ def loss_gap(run: Snapshot) -> Numbers:
         )
         for kind, domains in pairs.items()
     }
-    averages = {kind: of["average"] for kind, of in gaps.items()}
-    return {"average loss gap": averages} | {f"loss gap, {kind} by domain": of for kind, of in gaps.items()}
+    averages = {f"loss gap at {kind}": of["average"] for kind, of in gaps.items()}
+    return averages | {f"loss gap at {kind} by domain": of for kind, of in gaps.items()}
 
 
-@diagnostic(
-    "statistics-accuracy",
-    paper="GReg, Table 1",
-    number="accuracy lost to global statistics",
-    better="low",
-    needs="batch norm",
-)
+@diagnostic("statistics-accuracy", paper="GReg, Table 1", better="low", needs="batch norm")
 def statistics_accuracy(run: Snapshot) -> Numbers:
     """Accuracy under global and under batch statistics.
 
@@ -155,7 +137,7 @@ def statistics_accuracy(run: Snapshot) -> Numbers:
         for kind in ("global", "batch")
     }
     lost = found["batch statistics"]["average"] - found["global statistics"]["average"]
-    return {"accuracy lost (0 to 1)": lost, "accuracy (0 to 1) by statistics and domain": found}
+    return {"accuracy lost to global statistics (0 to 1)": lost, "accuracy (0 to 1) by statistics and domain": found}
 
 
 def with_average(run: Snapshot, domains: Mapping[str, float]) -> dict[str, float]:

@@ -12,9 +12,7 @@ AS_IT_IS, ALL = "as it is", "all"
 WAYS = {"rule": "by the rule", "prior": "by the prior alone", "own": "the site's moments alone"}
 
 
-@diagnostic(
-    "calibration", paper="class mix: Saerens et al., 2002", number="accuracy that calibration adds", better="high"
-)
+@diagnostic("calibration", paper="class mix: Saerens et al., 2002", better="high")
 def calibration(run: Snapshot, *, images: str = f"1,4,16,64,{ALL}", prior: float = PRIOR) -> Numbers:
     """Accuracy after calibration to each site.
 
@@ -39,7 +37,7 @@ def calibration(run: Snapshot, *, images: str = f"1,4,16,64,{ALL}", prior: float
         for way, told in WAYS.items()
     }
     return {
-        "accuracy added (0 to 1)": average[f"rule {steps[-1]}"] - average[AS_IT_IS],
+        "accuracy that calibration adds (0 to 1)": average[f"rule {steps[-1]}"] - average[AS_IT_IS],
         "accuracy (0 to 1) by way and images of the site": curve,
         "accuracy (0 to 1) by domain and calibration": averages | domains,
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from fedkeel import spec
-from fedkeel.analysis.figures import SHARE, leaves, of_numbers
+from fedkeel.analysis.figures import SHARE, of_numbers
 from fedkeel.analysis.snapshot import Snapshot
 from fedkeel.config import Config
 from fedkeel.core.state import batch_norms
@@ -47,8 +47,7 @@ class Diagnostic:
     """A function that was made a diagnostic; see `diagnostic`.
 
     Attributes:
-        number: what the first number that it returns is, if methods are compared by that.
-        better: which way that number is good, where this can be said.
+        better: which way the number is good by which methods are compared: the first that it returns.
         needs: one of `NEEDS`; a run without is refused before it trains.
         steps: it looks at the gradients of every local step, see `fedkeel.analysis.gradients`.
         options: that the function is called with.
@@ -57,7 +56,6 @@ class Diagnostic:
     function: Callable[..., Numbers]
     name: str
     paper: str = ""
-    number: str = ""
     better: Literal["low", "high"] | None = None
     needs: str = ""
     steps: bool = False
@@ -93,9 +91,14 @@ class Diagnostic:
     def document(self, rounds: Mapping[int, Numbers], *, recorded: bool) -> dict[str, Any]:
         """The numbers by round, and the figures that follow from their shape."""
         figures = of_numbers(rounds)
-        path, value = next(leaves(rounds[max(rounds)]), ("", None))
-        if self.number and value is not None:
-            figures[0]["key"] = {"label": self.number, "value": value, "better": self.better, "percent": SHARE in path}
+        label, value = next(iter(rounds[max(rounds)].items()))
+        if isinstance(value, float):
+            figures[0]["key"] = {
+                "label": label.replace(SHARE, ""),
+                "value": value,
+                "better": self.better,
+                "percent": SHARE in label,
+            }
         about = {"name": self.name, "title": self.title, "what": self.what, "paper": self.paper, "recorded": recorded}
         return {**about, "rounds": [{"round": r, "numbers": n} for r, n in rounds.items()], "figures": figures}
 

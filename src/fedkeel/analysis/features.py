@@ -17,7 +17,7 @@ from fedkeel.formulas.similarity import cosines
 from fedkeel.options import Positive, Range
 
 
-@diagnostic("representation-divergence", paper="GReg, Figure 6", number="divergence between domains", better="low")
+@diagnostic("representation-divergence", paper="GReg, Figure 6", better="low")
 def representation_divergence(run: Snapshot, *, eps: Positive = 1e-5) -> Numbers:
     """How differently the domains' features are distributed.
 
@@ -35,10 +35,13 @@ def representation_divergence(run: Snapshot, *, eps: Positive = 1e-5) -> Numbers
     features = {domain: joined(outputs).features for domain, outputs in run.tested().items()}
     found = {one: {other: divergence(i, j) for other, j in features.items()} for one, i in features.items()}
     pairs = [value for one, row in found.items() for other, value in row.items() if one != other]
-    return {"mean over pairs": float(np.mean(pairs)) if pairs else None, "divergence by domain and domain": found}
+    return {
+        "divergence between domains": float(np.mean(pairs)) if pairs else None,
+        "divergence by domain and domain": found,
+    }
 
 
-@diagnostic("prototype-similarity", paper="FedCoda, Table 7", number="similarity of prototypes", better="high")
+@diagnostic("prototype-similarity", paper="FedCoda, Table 7", better="high")
 def prototype_similarity(run: Snapshot) -> Numbers:
     """How alike the clients' prototypes are.
 
@@ -59,12 +62,12 @@ def prototype_similarity(run: Snapshot) -> Numbers:
     pairs = torch.ones_like(by_class[0], dtype=torch.bool).triu(diagonal=1)
     rows = [dict(zip(names, row, strict=True)) for row in by_class.nanmean(dim=0).tolist()]
     return {
-        "mean cosine similarity": by_class[:, pairs].nanmean(dim=1).nanmean(),
+        "similarity of prototypes": by_class[:, pairs].nanmean(dim=1).nanmean(),
         "cosine similarity by client and client": dict(zip(names, rows, strict=True)),
     }
 
 
-@diagnostic("nmi", paper="FedCoda, Tables 5 and 12", number="NMI of features and classes", better="high")
+@diagnostic("nmi", paper="FedCoda, Tables 5 and 12", better="high")
 def nmi(run: Snapshot) -> Numbers:
     """How well clusters of the features are the classes.
 
@@ -77,7 +80,7 @@ def nmi(run: Snapshot) -> Numbers:
         outputs["all domains"] = joined(list(outputs.values()))
     found = {domain: clustering_nmi(o.features, o.labels, run.federation.num_classes) for domain, o in outputs.items()}
     unseen = [value for domain, value in found.items() if domain in run.held_out] or list(found.values())[-1:]
-    return {"NMI": float(np.mean(unseen)), "NMI by domain": found}
+    return {"NMI of features and classes": float(np.mean(unseen)), "NMI by domain": found}
 
 
 def clustering_nmi(features: Tensor, labels: Tensor, classes: int) -> float:
@@ -119,7 +122,7 @@ def tsne(run: Snapshot, *, samples: Annotated[int, Range(4)] = 1000, perplexity:
     return {"map of the test features": dict(zip("xy", places.astype(np.float64).T.tolist(), strict=True)) | about}
 
 
-@diagnostic("singular-values", paper="UniVarFL, Figure 1", number="effective rank of the classifier", better="high")
+@diagnostic("singular-values", paper="UniVarFL, Figure 1", better="high")
 def singular_values(run: Snapshot) -> Numbers:
     """Singular values of the classifier.
 
@@ -133,7 +136,7 @@ def singular_values(run: Snapshot) -> Numbers:
         raise FedkeelError("The head of this model has no matrix of weights: choose another diagnostic.")
     values = torch.linalg.svdvals(matrices[-1].detach().double().cpu())
     rank = torch.special.entr(values / values.sum()).sum().exp()
-    return {"effective rank": rank, "singular value by index": {"global model": values}}
+    return {"effective rank of the classifier": rank, "singular value by index": {"global model": values}}
 
 
 @diagnostic("label-distribution", paper="HBN, Figure 3")

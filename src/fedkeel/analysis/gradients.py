@@ -82,7 +82,7 @@ def told(run: Snapshot, name: str) -> dict[str, float]:
     return found
 
 
-@diagnostic("gradient-norms", paper="FedCoda, Figure 4", number="gradient norm in training", steps=True)
+@diagnostic("gradient-norms", paper="FedCoda, Figure 4", steps=True)
 def gradient_norms_by_round(run: Snapshot) -> Numbers:
     """Gradient norms.
 
@@ -90,20 +90,14 @@ def gradient_norms_by_round(run: Snapshot) -> Numbers:
     them after the method's clipping; where a method switches batch norm to global statistics they jump.
     """
     computed, used, largest = (told(run, name) for name in (*MEANS[:2], LARGEST))
-    norms = {"as computed": fmean(computed.values()), "as used": fmean(used.values())}
     return {
-        "gradient norm, mean over the clients": {**norms, "largest of a step": max(largest.values())},
+        "gradient norm in training": fmean(computed.values()),
+        "gradient norm": {"as used": fmean(used.values()), "largest of a step": max(largest.values())},
         "gradient norm as computed by client": computed,
     }
 
 
-@diagnostic(
-    "clipping",
-    paper="FedCoda, Lemma 1",
-    number="share of clipped steps",
-    needs="gradients that are clipped",
-    steps=True,
-)
+@diagnostic("clipping", paper="FedCoda, Lemma 1", needs="gradients that are clipped", steps=True)
 def clipping(run: Snapshot) -> Numbers:
     """How often gradients are clipped, and by how much.
 
@@ -113,17 +107,14 @@ def clipping(run: Snapshot) -> Numbers:
     # Proposition 1: ||g~ - g||, the root of sum_i (||g_i|| - ||g~_i||)^2, since clipping scales each g_i and does not
     # turn it; Lemma 1 bounds ||g~_i|| by alpha gamma_i (14), and ||g_i - g~_i|| by what is above that (15).
     steps, gradients, bias = (told(run, name) for name in MEANS[2:])
-    shares = {"steps": fmean(steps.values()), "gradients": fmean(gradients.values())}
-    return {"clipped, mean over the clients (0 to 1)": shares, "clipping bias by client": bias}
+    return {
+        "share of clipped steps (0 to 1)": fmean(steps.values()),
+        "share of clipped gradients (0 to 1)": fmean(gradients.values()),
+        "clipping bias by client": bias,
+    }
 
 
-@diagnostic(
-    "global-gradient",
-    paper="UniVarFL, Theorem 1",
-    number="squared norm of the global gradient",
-    better="low",
-    needs="weights of a global model",
-)
+@diagnostic("global-gradient", paper="UniVarFL, Theorem 1", better="low", needs="weights of a global model")
 def global_gradient(run: Snapshot) -> Numbers:
     """Norm of the global gradient.
 
@@ -151,4 +142,4 @@ def global_gradient(run: Snapshot) -> Numbers:
     entries = dict(model.named_parameters())
     norms = gradient_norms(entries[name] for name in worker.layout.weights if name in entries)
     model.zero_grad(set_to_none=True)
-    return {"squared norm": float(norms.square().sum())}
+    return {"squared norm of the global gradient": float(norms.square().sum())}

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import fedkeel
 from fedkeel.cli.terminal.interrupts import EXIT_CODE
-from fedkeel.cli.terminal.parsing import Parser, add_command
+from fedkeel.cli.terminal.parsing import Parser
 from fedkeel.core import imports
 from fedkeel.core.naming import visible
 from fedkeel.core.readable import shell
@@ -44,7 +44,7 @@ EXAMPLES = """examples:
 # The order in which a person meets them; others follow by name.
 ORDER = (
     *("advise", "run", "compare", "tune", "resume", "demo", "reproduce", "show", "data", "list"),
-    *("analyse", "report", "watch", "predict", "evaluate", "calibrate", "export", "server", "join"),
+    *("report", "watch", "predict", "evaluate", "calibrate", "export", "server", "join"),
 )
 
 
@@ -52,12 +52,12 @@ def build_parser(given: Sequence[str] | None = None) -> Parser:
     """For these words, or for any: a command that is not among them has its line in the help and no flags."""
     parser = Parser(prog="fedkeel", description=ABOUT, epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"fedkeel {fedkeel.__version__}")
-    commands = parser.add_commands(required=False)
+    parser.begin_commands(required=False)
     names = {module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg}
     for name in (*(name for name in ORDER if name in names), *sorted(names.difference(ORDER))):
         module = importlib.import_module(f"{__name__}.{name}")
         texts = {"help": module.HELP, "page": module.__doc__, "usage": getattr(module, "USAGE", "[options]")}
-        command = add_command(commands, name, getattr(module, "run", None), **texts)
+        command = parser.add_command(name, getattr(module, "run", None), **texts)
         if given is None or name in given:
             module.add_arguments(command)
     return parser

@@ -20,7 +20,7 @@ from fedkeel.config import Config
 from fedkeel.core.naming import visible
 from fedkeel.errors import FedkeelError
 
-HELP = "make a trained model one for a site, from its images without labels"
+HELP = "adapt a trained model to a site using unlabelled images"
 USAGE = "DIR --images DIR [options]"
 PRIOR = Config.site_prior
 
@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
     add("--images", nargs="+", required=True, metavar="DIR", help="image files of the site, or folders of them")
     about = f"images that the federation's statistics are worth (default: {PRIOR:g})"
     add("--prior", metavar="X", type=number, default=PRIOR, help=about)
-    kinds = "the file to write: .safetensors, .onnx, .pt or .pt2 (default: RUN-site.safetensors, in this folder)"
+    kinds = "the file to write: .safetensors, .onnx or .pt2 (default: RUN-site.safetensors, in this folder)"
     add("--out", metavar="FILE", help=kinds)
     add("--look", action="store_true", help="only say how far the site is and what would change; write nothing")
     add(

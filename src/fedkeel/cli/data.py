@@ -15,7 +15,7 @@ from typing import Any
 
 import fedkeel
 from fedkeel.cli.terminal.output import Table, show
-from fedkeel.cli.terminal.parsing import Arguments, Parser, add_command, given_options, with_options
+from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options, with_options
 from fedkeel.config import from_dict
 from fedkeel.core.naming import file_name
 from fedkeel.options import Count, checked
@@ -26,10 +26,10 @@ MOST_ROWS = 100  # of a table of clients that a person reads
 
 
 def add_arguments(parser: Parser) -> None:
-    commands = parser.add_commands(required=True)
+    parser.begin_commands(required=True)
 
     def add(name: str, run: Any, help: str, *, usage: str = "NAME [options]") -> Parser:
-        return add_command(commands, name, run, help=help, page=run.__doc__, usage=usage)
+        return parser.add_command(name, run, help=help, page=run.__doc__, usage=usage)
 
     show = add("show", show_data, "write a picture of its domains and classes")
     show.add_argument(

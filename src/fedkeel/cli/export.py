@@ -4,14 +4,14 @@ classes and the shape of its input. Any batch size; the outputs are logits.
 examples:
   fedkeel export runs/digits-shift-fedavg-seed0 --out digits.onnx
   fedkeel export runs/digits-shift-hbn-seed0 --out digits.pt2 --with-transform
-  fedkeel export runs/digits-shift-fedbn-seed0 --client mnist --format torchscript --out mnist.pt
+  fedkeel export runs/digits-shift-fedbn-seed0 --client mnist --out mnist.pt2
 """
 
 from fedkeel.cli.terminal.parsing import Arguments, Parser
 
-HELP = "write a trained model as ONNX, TorchScript or pt2"
+HELP = "write a trained model as ONNX or pt2"
 USAGE = "DIR --out FILE [options]"
-FORMATS = ("onnx", "torchscript", "pt2")
+FORMATS = ("onnx", "pt2")
 
 
 def add_arguments(parser: Parser) -> None:

@@ -32,7 +32,7 @@ KINDS = {  # what they are, and where
     "schedules": ("the learning rate from round to round: --schedule", "fedkeel.engine.schedules:SCHEDULES"),
     "metrics": ("what tests measure beside accuracy and loss: --metrics", "fedkeel.engine.metrics:METRICS"),
     "robust": ("rules against clients that lie: --robust", "fedkeel.trust.robust:ROBUST"),
-    "diagnostics": ("how to look at a run: analyse, --record", "fedkeel.analysis:DIAGNOSTICS"),
+    "diagnostics": ("how to look at a run: show --diagnostic, --record", "fedkeel.analysis:DIAGNOSTICS"),
 }
 # What a builder takes from the data or the engine, and nobody types.
 GIVEN_BY_ENGINE = ("num_classes", "in_channels", "image_size")

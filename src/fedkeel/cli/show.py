@@ -1,19 +1,26 @@
-"""Show a run: its options, result and curve. Several runs, or a folder of them: one table.
+"""Show a run: its options, result and curve; of one over a network that goes on, its sites. Several runs, or a
+folder of them: one table. With --diagnostic, look at runs through one of the papers' diagnostics: a short table
+of each, and all of it in DIR/diagnostics/NAME.json.
 
 examples:
   fedkeel show runs/digits-shift-fedavg-seed0
   fedkeel show runs/demo
   fedkeel show runs/* --metric balanced-accuracy
   fedkeel show runs/digits-shift-fedavg-seed0 --details
+  fedkeel show runs/digits-shift-fedavg-seed0 --diagnostic representation-divergence
+  fedkeel show runs/demo/*/seed0 --diagnostic 'tsne(samples=500)'
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedkeel
+from fedkeel.cli.terminal.figures import figure_lines
 from fedkeel.cli.terminal.output import Line, Table, duration, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser
 from fedkeel.config import Config
@@ -24,7 +31,7 @@ from fedkeel.runs.summary import RULES, SOURCES, stopped_early
 if TYPE_CHECKING:
     from fedkeel.experiments.comparison import Comparison
 
-HELP = "the result of a run, or a table of several"
+HELP = "the result of a run, or a table of several; a diagnostic"
 USAGE = "DIR... [options]"
 
 
@@ -32,12 +39,18 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("directories", nargs="+", metavar="DIR", help="a run directory, or a folder of run directories")
     parser.add_shared("--metric")
     parser.add_argument("--details", action="store_true", help="of one run: every class, and the confusion matrix")
-    parser.add_shared("--json")
+    parser.add_argument("--diagnostic", metavar="NAME", help="one of 'fedkeel list diagnostics', with its options")
+    parser.add_argument("--out", metavar="DIR", help="write the diagnostic to DIR/diagnostics, of one run")
+    parser.add_shared("--json", "--import")
 
 
 def run(arguments: Arguments) -> int:
     from fedkeel.experiments.comparison import collect_runs, comparisons_in
 
+    if arguments.diagnostic:
+        return show_diagnostic(arguments)
+    if arguments.out is not None:
+        raise FedkeelError("'--out' is of a diagnostic, and none is asked for: give --diagnostic, or leave it out.")
     parts = comparisons_in(arguments.directories[0]) if len(arguments.directories) == 1 else []
     if len(parts) > 1 and not (arguments.details or arguments.json):  # such as the demo: a table for each
         for part in parts:
@@ -50,6 +63,31 @@ def run(arguments: Arguments) -> int:
     if arguments.details:
         raise FedkeelError(f"'--details' are of one run, and these are {len(comparison.trials)}: give one of them.")
     show_comparison(comparison, as_json=arguments.json, metric=arguments.metric)
+    return 0
+
+
+def show_diagnostic(arguments: Arguments) -> int:
+    for given, flag in ((arguments.details, "--details"), (arguments.metric != "accuracy", "--metric")):
+        if given:
+            raise FedkeelError(f"'{flag}' does nothing with '--diagnostic': leave one of them out.")
+    if arguments.out is not None and len(arguments.directories) > 1:
+        raise FedkeelError(
+            f"'--out {arguments.out}' takes one run and {len(arguments.directories)} are given: give one."
+        )
+    fedkeel.analysis.build(arguments.diagnostic)  # refused before a run is read
+    runs = [fedkeel.Run(directory) for directory in arguments.directories]  # all are there before the first is
+    documents: list[dict[str, Any]] = []
+    for run in runs:
+        place = run.directory if arguments.out is None else Path(arguments.out)
+        document = fedkeel.analysis.run(arguments.diagnostic, run, save=place)
+        documents.append({"directory": str(run.directory), **document})
+        if not arguments.json:
+            paper = f" ({document['paper']})" if document["paper"] else ""
+            title = f"{run.config.method}, seed {run.config.seed}: {document['title']}{paper}"
+            written = f"written {place / 'diagnostics' / document['name']}.json"
+            show([title, document["what"], *figure_lines(document["figures"]), written])
+    if arguments.json:
+        print(json.dumps(documents[0] if len(runs) == 1 else documents, indent=1))
     return 0
 
 
@@ -113,8 +151,21 @@ def run_lines(run: fedkeel.Run) -> Iterator[Line]:
     if summary:
         yield from cost_lines(run, summary)
     else:
+        yield from site_lines(run)
         done = curve[-1]["round"] + 1 if curve else 0
         yield f"not finished: {done} of {config.rounds} rounds; continue with: {how_to_continue(run.directory)}"
+
+
+def site_lines(run: fedkeel.Run) -> Iterator[Line]:
+    """Of a federation over a network what each site last did."""
+    from fedkeel.runs import live
+
+    if sites := live.read(run.directory).get("sites"):
+        rows = [
+            (name, site["state"], "yes" if site.get("connected") else "no", site.get("at", ""))
+            for name, site in sites.items()
+        ]
+        yield Table(["site", "state", "connected", "since"], rows)
 
 
 def accuracy_lines(run: fedkeel.Run, summary: dict[str, Any]) -> Iterator[str]:

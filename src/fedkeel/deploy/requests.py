@@ -40,15 +40,25 @@ from fedkeel.trust import privacy
 # the site has them.
 TAKEN = (
     *("method", "data", "partition", "unseen", "subsample", "model"),
-    *("rounds", "participation", "weighting", "stateless"),
+    *("rounds", "participation", "clients_per_round", "weighting", "stateless"),
     *("dp", "dp_clip", "dp_noise", "dp_delta"),
-    *("local_epochs", "batch_size", "drop_last", "loss", "optimizer", "learning_rate", "momentum", "weight_decay"),
+    *(
+        "local_epochs",
+        "local_steps",
+        "batch_size",
+        "drop_last",
+        "loss",
+        "optimizer",
+        "learning_rate",
+        "momentum",
+        "weight_decay",
+    ),
     *("schedule", "clip_norm", "evaluate_with", "evaluation_batch", "seed", "precision", "checkpoint_every"),
     *("metrics", "select_by", "site_images", "site_prior", "site_always"),
 )
 # What no honest server asks for: numbers of a run, options in brackets, numbers in a network.
 MOST = {"local_epochs": 100, "batch_size": 4096, "evaluation_batch": 4096, "checkpoint_every": 100}
-MOST |= {"size": 1024, "padding": 1024, "samples": 4096, "stats_batch": 4096}
+MOST |= {"local_steps": 100_000, "size": 1024, "padding": 1024, "samples": 4096, "stats_batch": 4096}
 LARGEST_NETWORK, LONGEST_TEXT, MOST_PARTS = 200_000_000, 4000, 16
 
 

@@ -22,6 +22,7 @@ from fedkeel.engine.batches import probe
 from fedkeel.engine.executors.executor import EXECUTORS, Executor, choose_executor, runs_elsewhere
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError
+from fedkeel.models import timm_models
 from fedkeel.models.wrapped import refuse_lazy
 from fedkeel.spec import names, parse
 from fedkeel.trust import privacy
@@ -115,12 +116,13 @@ def build_model(config: Config, federation: Federation, method: Composition, giv
     with seeds.default_generator(config.seed, "model"):
         if given is None:
             shape = probe(federation).shape[1:]
-            network: nn.Module = models.build_for(config.model, federation.num_classes, shape)
+            named = timm_models.with_weights(config.model, config.weights)
+            network: nn.Module = models.build_for(named, federation.num_classes, shape)
         else:
             refuse_lazy(given)
             network = copy.deepcopy(given)  # the caller's own stays as it is, for the next run
         classifier = checks.check_classifier(network)
-        if config.weights:
+        if timm_models.is_file(config.weights):
             log.warning("%s", models.load_weights(classifier, config.weights))
         method.prepare(classifier)
     checks.refuse_stateless(config, method)  # once more: only now it is seen what it keeps

@@ -6,7 +6,7 @@ inside.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 from fedkeel.core.state import Tensors, clone, is_continuous
 from fedkeel.errors import FedkeelError
 from fedkeel.formulas.similarity import precise
+
+Rows = TypeVar("Rows", Tensor, NDArray[Any])
 
 
 def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
@@ -81,22 +83,17 @@ def pooled_moments(
     >>> torch.allclose(mean, whole.mean()), torch.allclose(variance, whole.var())
     (True, True)
     """
-    mu, var = _stacked(means), _stacked(variances)
+    mu, var = (each if isinstance(each, Tensor) else torch.stack(list(each)) for each in (means, variances))
     n = torch.as_tensor(counts, dtype=torch.float64, device=mu.device)
-    if mu.shape != var.shape or mu.dtype != var.dtype or n.shape != mu.shape[:1]:
-        raise FedkeelError(
-            f"Pooled moments need means and variances of one shape and dtype and one count for each client, got "
-            f"{tuple(mu.shape)} {mu.dtype}, {tuple(var.shape)} {var.dtype} and {tuple(n.shape)} counts."
-        )
     total = float(n.sum())
-    if not bool((n >= 0).all()) or not 0 < total < math.inf:
+    if not len(mu) == len(var) == len(n) or not bool((n >= 0).all()) or not 0 < total < math.inf:
         raise FedkeelError(
-            f"Counts of pooled moments must be finite, not negative and not all 0, got {n.tolist()}: give the number "
-            "of values that each client's moments are of."
+            f"Pooled moments of {len(mu)} means, {len(var)} variances and the counts {n.tolist()}: give for each of "
+            "the clients how many values its moments are of, not negative and not all 0."
         )
     dtype = mu.dtype
     counted = n > 0
-    n, mu, var = n[counted], mu[counted].double(), var[counted].double()
+    n, mu, var = n[counted], mu.detach()[counted].double(), var.detach()[counted].double()
     n = n.reshape(-1, *[1] * (mu.dim() - 1))
     mean = mu[0] + (n / total * (mu - mu[0])).sum(dim=0)  # from the first: exact when all means are the same
     variance = (n * (var + (mu - mean).square())).sum(dim=0) / max(total - 1, 1)
@@ -122,79 +119,44 @@ def moving_average(old: Mapping[str, Tensor], new: Mapping[str, Tensor], momentu
     }
 
 
+# -- prototypes of one class -----------------------------------------------------------------------------------------
 def mean_prototype(prototypes: Tensor) -> Tensor:
-    """The mean of the clients' prototypes of one class, every client alike.
+    """The mean of the clients' prototypes, (K, d) -> (d,), every client alike.
 
         pbar = 1/K sum_k p_k
 
     Without weights on purpose: weighing by the number of samples would give away the clients' class counts.
-
-    Args:
-        prototypes: (K, d), one row from each client that has the class.
-
-    Returns:
-        (d,)
 
     Reference: FedCoda, Eq. 5.
 
     >>> mean_prototype(torch.tensor([[0.0, 0.0], [2.0, 4.0]]))
     tensor([1., 2.])
     """
-    return _mean(_checked(prototypes)).to(prototypes.dtype)
+    rows = prototypes.detach().double()
+    return (rows[0] + (rows - rows[0]).mean(dim=0)).to(prototypes.dtype)  # from the first: exact when all are the same
 
 
 def prototype_start(prototypes: Tensor) -> Tensor:
-    """The mean of the clients' prototypes, weighted by how far each is from their plain mean.
+    """The mean of the clients' prototypes, (K, d) -> (d,), weighted by how far each is from their plain mean.
 
         ptilde = sum_k (d_k / sum_i d_i) p_k,    d_k = ||p_k - pbar||
 
     So a domain that few clients share counts for more. All prototypes the same: that prototype.
-
-    Args:
-        prototypes: (K, d), one row from each client that has the class.
-
-    Returns:
-        (d,)
 
     Reference: FedCoda, Eq. 25.
 
     >>> prototype_start(torch.tensor([[0.0], [0.0], [0.0], [4.0]]))  # pbar = 1, distances 1, 1, 1, 3
     tensor([2.])
     """
-    p = _checked(prototypes)
-    mean = _mean(p)
-    d = _lengths(p - mean)
+    rows = prototypes.detach().double()
+    mean = mean_prototype(rows)
+    d = (rows - mean).norm(dim=1)
     # The weights sum to 1, so this is Eq. 25; where every distance is 0 it is the mean.
-    start = mean + d @ (p - mean) / d.sum().clamp_min(torch.finfo(p.dtype).tiny)
+    start: Tensor = mean + d @ (rows - mean) / d.sum().clamp_min(torch.finfo(rows.dtype).tiny)
     return start.to(prototypes.dtype)
 
 
-def distance_variance(point: Tensor, prototypes: Tensor) -> Tensor:
-    """How unequal the distances from a point to the clients' prototypes are.
-
-        1/K sum_k (d_k - 1/K sum_i d_i)^2,    d_k = ||p_k - point||
-
-    Args:
-        point: (d,)
-        prototypes: (K, d)
-
-    Returns:
-        Scalar in float64, at least 0.
-
-    Reference: FedCoda, Eq. 26, the objective.
-
-    >>> distance_variance(torch.tensor([0.0, 0.0]), torch.tensor([[3.0, 4.0], [0.0, 1.0]])).item()  # distances 5, 1
-    4.0
-    """
-    d = _lengths(_checked(prototypes) - point.double())
-    return (d - d.mean()).square().mean()
-
-
-@overload
-def fair_prototype(prototypes: Tensor) -> Tensor: ...
-@overload
-def fair_prototype(prototypes: NDArray[Any]) -> NDArray[Any]: ...
-def fair_prototype(prototypes: Tensor | NDArray[Any]) -> Tensor | NDArray[Any]:
+def fair_prototype(prototypes: Rows) -> Rows:
     """The point whose distances to the clients' prototypes of one class differ least.
 
         argmin_p 1/K sum_k (d_k - 1/K sum_i d_i)^2,    d_k = ||p_k - p||
@@ -223,8 +185,8 @@ def fair_prototype(prototypes: Tensor | NDArray[Any]) -> Tensor | NDArray[Any]:
     if isinstance(prototypes, np.ndarray):
         return fair_prototype(torch.from_numpy(np.ascontiguousarray(prototypes))).numpy()
     start = prototype_start(prototypes)
-    p, origin = _checked(prototypes).cpu(), start.double().cpu()
-    unit = float(_lengths(p - origin).mean())
+    p, origin = prototypes.detach().double().cpu(), start.double().cpu()
+    unit = float((p - origin).norm(dim=1).mean())
     if len(p) <= 2 or not 0 < unit < math.inf:
         return start
     rows = ((p - origin) / unit).numpy()
@@ -236,36 +198,9 @@ def fair_prototype(prototypes: Tensor | NDArray[Any]) -> Tensor | NDArray[Any]:
         shares = np.divide(excess, d, out=np.zeros_like(d), where=d > 0)  # at a prototype itself: no direction
         return float(np.mean(excess**2)), 2 / len(rows) * (shares @ towards)
 
+    def unfairness(point: Tensor) -> float:
+        return float((p - point.double().cpu()).norm(dim=1).var(correction=0))
+
     found = minimize(objective, np.zeros(rows.shape[1]), jac=True, method="L-BFGS-B").x
     fair = (origin + unit * torch.from_numpy(found)).to(prototypes)
-    return fair if distance_variance(fair, prototypes) < distance_variance(start, prototypes) else start
-
-
-def _checked(prototypes: Tensor) -> Tensor:
-    """Prototypes of one class in float64, after a look at their shape."""
-    if prototypes.dim() != 2 or len(prototypes) == 0 or not prototypes.is_floating_point():
-        raise FedkeelError(
-            f"Prototypes of a class must be floating-point rows (K, d) from at least one client, got shape "
-            f"{tuple(prototypes.shape)} of {prototypes.dtype}: leave out classes that no client has."
-        )
-    return prototypes.detach().double()
-
-
-def _mean(rows: Tensor) -> Tensor:
-    """Mean of the rows, from the first: exact when all are the same."""
-    return rows[0] + (rows - rows[0]).mean(dim=0)
-
-
-def _lengths(rows: Tensor) -> Tensor:
-    """Euclidean length of each row: (K, d) -> (K,)."""
-    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1)
-    return lengths
-
-
-def _stacked(tensors: Tensor | Sequence[Tensor]) -> Tensor:
-    """K tensors, one for each client, as one tensor (K, ...)."""
-    if not isinstance(tensors, Tensor):
-        if len(tensors) == 0:
-            raise FedkeelError("Pooled moments of no client at all: give those of at least one.")
-        tensors = torch.stack(list(tensors))
-    return tensors.detach()
+    return fair if unfairness(fair) < unfairness(start) else start

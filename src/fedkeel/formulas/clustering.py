@@ -12,56 +12,38 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.errors import FedkeelError
-
 _ROWS = 1024  # of the table of similarities that is in memory at a time
 _DIGITS = 12  # similarities that agree so far are the same: which of them is greater would be noise
 
 
-def finch(points: NDArray[Any]) -> list[NDArray[np.int64]]:
-    """The hierarchy of partitions, from the finest to the coarsest, by cosine similarity.
+def finch(points: NDArray[Any]) -> NDArray[np.int64]:
+    """The cluster of each point in the coarsest partition, (n, d) -> (n,) from 0, by cosine similarity.
 
-    Every cluster of a partition is a union of clusters of the one before. A single cluster for all points is no
-    partition, unless it is the only one there is. With two points or more, no cluster has a single point.
-
-    The same points give the same partitions: of several nearest neighbours the first counts, and clusters are numbered
-    by their first point. A zero vector has no direction, and its similarity to everything is 0.
-
-    Args:
-        points: (n, d), at least one.
-
-    Returns:
-        For each partition, the cluster of each point, (n,), from 0.
+    A single cluster for all points is no partition, unless it is the only one there is. With two points or more, no
+    cluster has a single point. The same points give the same partition: of several nearest neighbours the first
+    counts, and clusters are numbered by their first point. The similarity of a zero vector to everything is 0.
 
     Reference: Sarfraz et al., CVPR 2019, Algorithm 1.
 
-    >>> finch(np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]))[-1].tolist()
+    >>> finch(np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])).tolist()
     [0, 0, 1, 1]
     """
-    points = np.asarray(points, dtype=np.float64)
-    if points.ndim != 2 or not len(points) or not np.isfinite(points).all():
-        raise FedkeelError(f"FINCH got points of shape {points.shape}: give finite rows (n, d), at least one.")
-    clusters = _linked(points)
-    partitions = [clusters]
-    while clusters.max() > 0:
-        clusters = _linked(_means(points, clusters))[clusters]
-        if clusters.max() == 0:
-            break
-        partitions.append(clusters)
-    return partitions
+    clusters = merged = _linked(points)
+    while merged.max() > 0:
+        clusters = merged
+        merged = _linked(_means(points, clusters))[clusters]
+    return clusters
 
 
 def cluster_means(points: Tensor) -> Tensor:
-    """The means of the clusters of FINCH's last partition: (n, d) -> (k, d), with k from 1 to max(1, n // 2).
-
-    Computed on the CPU in float64.
+    """The means of FINCH's clusters: (n, d) -> (k, d), with k from 1 to max(1, n // 2). In float64 on the CPU.
 
     >>> cluster_means(torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 1.0], [0.0, 5.0]]))
     tensor([[2., 0.],
             [0., 3.]])
     """
     rows = points.detach().cpu().double().numpy()
-    return torch.from_numpy(_means(rows, finch(rows)[-1])).to(points)
+    return torch.from_numpy(_means(rows, finch(rows))).to(points)
 
 
 def _linked(points: NDArray[np.float64]) -> NDArray[np.int64]:

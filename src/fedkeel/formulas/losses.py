@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedkeel.errors import FedkeelError
 from fedkeel.formulas.similarity import cosines, precise, product
 
 
@@ -65,11 +64,6 @@ def proximal(weights: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
     (12.5, [3.0, 4.0])
     """
     weights, anchors = list(weights), list(anchors)
-    if [w.shape for w in weights] != [a.shape for a in anchors]:
-        raise FedkeelError(
-            f"The proximal term got {len(weights)} weights and {len(anchors)} anchors that do not match shape by "
-            "shape: give one anchor for each weight, in the same order."
-        )
     if not weights:
         return torch.zeros(())
     differences = torch._foreach_sub([precise(w) for w in weights], [precise(a) for a in anchors])

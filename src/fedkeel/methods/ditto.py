@@ -9,6 +9,7 @@ Each client is tested with v_k; one that never took part has none, and is tested
 """
 
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import torch
 
@@ -45,12 +46,14 @@ class Ditto(Method):
         state.load(model, state.select(client.memory, "tested"))
         weights, anchors = weights_and_anchors(client)
         sgd = torch.optim.SGD(weights, client.learning_rate, config.momentum, weight_decay=config.weight_decay)
-        for _ in range(config.local_epochs):
-            for x, y in client.data.passes(augment=True, shuffle=True):
-                with frozen_statistics({} if len(y) > 1 else model):  # a single sample has no batch statistics
-                    loss = client.task_loss(model(x).logits, y) + self.lambda_ * proximal(weights, anchors)
-                sgd.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                sgd.step()
+        passes = (
+            client.data.passes(augment=True, shuffle=True) for _ in range(config.local_steps or config.local_epochs)
+        )
+        for x, y in islice(chain.from_iterable(passes), config.local_steps or None):
+            with frozen_statistics({} if len(y) > 1 else model):  # a single sample has no batch statistics
+                loss = client.task_loss(model(x).logits, y) + self.lambda_ * proximal(weights, anchors)
+            sgd.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            sgd.step()
         client.memory = state.prefixed(state.clone(model.state_dict()), "tested")
         state.load(model, w_t)

@@ -33,7 +33,8 @@ class FedRep(FedPer):
         """How many steps are left to the head."""
         config, kept = client.config, {*self.kept}
         whole, rest = divmod(client.samples, config.batch_size)
-        steps = config.local_epochs * (whole if config.drop_last and whole else whole + (rest > 0))
+        passes = config.local_epochs * (whole if config.drop_last and whole else whole + (rest > 0))
+        steps = config.local_steps or passes
         client.scratch["left"] = min(ceil(self.head_share * steps - 1e-9), steps - 1)
         parameters = list(client.model.named_parameters())
         client.scratch["head"] = [parameter for name, parameter in parameters if name in kept]

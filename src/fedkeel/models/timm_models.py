@@ -7,6 +7,7 @@ MobileViT-s from there.
 import importlib
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from fedkeel.errors import FedkeelError, first_line, nearest
 from fedkeel.models.architecture import refuse_strange
 from fedkeel.models.encoder import MODELS, Encoder
 from fedkeel.options import checked
+from fedkeel.spec import Spec, parse
 
 PREFIX = "timm:"
 NAME = re.compile(r"\w{1,80}(\.\w{1,80})?", re.ASCII)  # a pretrained tag may follow a dot: resnet18.a1_in1k
@@ -60,6 +62,29 @@ def encoder(
         raise FedkeelError(
             f"'{name}' cannot be built with these options for images of this size ({first_line(error)}): change them."
         ) from error
+
+
+def is_file(weights: str) -> bool:
+    """Whether the option `weights` names a file, and not what timm calls its weights."""
+    return Path(weights).suffix in (".safetensors", ".pth", ".pt") or (bool(weights) and Path(weights).is_file())
+
+
+def with_weights(model: str, weights: str) -> str:
+    """The model with the weights that timm has under this name; "pretrained" are those it takes by itself.
+
+    >>> with_weights("timm:resnet18", "a1_in1k"), with_weights("simple_cnn", "")
+    ('timm:resnet18.a1_in1k(pretrained=True)', 'simple_cnn')
+    """
+    if not weights or is_file(weights):
+        return model
+    parsed = parse(model)
+    if not parsed.name.startswith(PREFIX) or "." in parsed.name:
+        raise FedkeelError(
+            f"'weights' is '{weights}', which is no .safetensors, .pth or .pt file: weights with a name are those of "
+            f"timm, for --model {PREFIX}NAME."
+        )
+    name = parsed.name if weights == "pretrained" else f"{parsed.name}.{weights}"
+    return str(Spec(name, {**parsed.options, "pretrained": True}))
 
 
 def find(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:

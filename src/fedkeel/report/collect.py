@@ -204,20 +204,28 @@ def find_runs(directories: Iterable[str | Path]) -> tuple[list[tuple[str, Run]],
 
 def read_member(label: str, run: Run, notices: list[str]) -> Member:
     """What cannot be read is told, and the run is shown without it."""
-    member = Member(label, run)
-    try:
-        records, lost = run.readable()
-        if lost:
-            notices.append(f"'{run.directory}' has {lost} lines of metrics that cannot be read: the curves have a gap.")
-        timing = read_timing(run.directory)
-        curves, clients = read_curves(run.config, records, timing), read_clients(records, timing)
-        member = replace(member, curves=curves, clients=clients, test_images=tested_images(records))
-        return replace(member, summary=run.sound_summary())
-    except FedkeelError as error:
-        notices.append(f"{error} The run is shown without it.")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        notices.append(f"'{run.directory}' has records that no run writes ({error!r}), and is shown without them.")
-    return member
+    found: dict[str, Any] = {}
+    for read in (_summary, _records):
+        try:
+            found |= read(run, notices)
+        except FedkeelError as error:
+            notices.append(f"{error} The run is shown without it.")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            notices.append(f"'{run.directory}' has records that no run writes ({error!r}), and is shown without them.")
+    return Member(label, run, **found)
+
+
+def _summary(run: Run, _: list[str]) -> Record:
+    return {"summary": run.sound_summary()}
+
+
+def _records(run: Run, notices: list[str]) -> Record:
+    records, lost = run.readable()
+    if lost:
+        notices.append(f"'{run.directory}' has {lost} lines of metrics that cannot be read: the curves have a gap.")
+    timing = read_timing(run.directory)
+    curves, clients = read_curves(run.config, records, timing), read_clients(records, timing)
+    return {"curves": curves, "clients": clients, "test_images": tested_images(records)}
 
 
 def scores(records: Sequence[Record], split: str = "test", statistics: str | None = None) -> list[Record]:

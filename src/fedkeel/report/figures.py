@@ -68,30 +68,24 @@ def interval(share: float, number: int) -> tuple[float, float]:
 
 
 def by_class(group: Group) -> Figure | None:
-    """How much of each class is found, over all trained sites, with the error that the number of samples leaves."""
-    if not group.measured:
+    """How much of each class is found, over all trained sites, with the error that the number of samples leaves; none
+    of classes that are too many to be seen."""
+    classes, series = group.measured[0].run.measures.classes if group.measured else (), []
+    if not 0 < len(classes) <= MOST_CLASSES:
         return None
-    classes, series = group.measured[0].run.measures.classes, []
     for member in (m for m in group.measured if m.run.measures.classes == classes):
         recalls = member.run.measures.by_class()["recall"]
-        found = [[round(100 * n, 2) if n == n else None for n in recall[:3]] for recall in recalls]
+        found = [[short(100 * n) if n == n else None for n in recall[:3]] for recall in recalls]
         columns = dict(zip(("values", "low", "high"), map(list, zip(*found, strict=True)), strict=True))
         series.append({"name": group.names[member.label], **columns})
-    least = [
-        min((s["values"][i] for s in series if s["values"][i] is not None), default=101) for i in range(len(classes))
-    ]
-    shown = sorted(sorted(range(len(classes)), key=least.__getitem__)[:MOST_CLASSES])
-    for one in series:
-        one |= {key: [one[key][i] for i in shown] for key in ("values", "low", "high")}
-    few = f"The {MOST_CLASSES} of {len(classes)} classes that are found least." if len(shown) < len(classes) else ""
-    about = {"y_label": "recall, %", "percent": True, "note": few, **_methods(group)}
-    return {"kind": "bars", "categories": [classes[i] for i in shown], "series": series, **about}
+    about = {"y_label": "recall, %", "percent": True, **_methods(group)}
+    return {"kind": "bars", "categories": list(classes), "series": series, **about}
 
 
 def confusions(member: Member) -> Iterator[tuple[str, Figure]]:
-    """By site, all trained ones together first; none of classes that are too many to be seen."""
+    """By site, all trained ones together first."""
     measures = member.run.measures
-    for site in (None, *measures.domains) if len(measures.classes) <= MOST_CLASSES else ():
+    for site in (None, *measures.domains):
         counts = measures.confusion(site)
         shares = [[round(100 * n / sum(row), 1) if sum(row) else None for n in row] for row in counts.tolist()]
         title = "All trained sites" if site is None else f"{site} (unseen)" if site in measures.unseen else site
@@ -114,9 +108,9 @@ def figures_of(group: Group) -> Iterator[tuple[str, Figure]]:
         yield "domains", by_domain(group)
     if figure := by_class(group):
         yield "classes", figure
-    for member in group.measured:
-        for site, figure in confusions(member):
-            yield f"confusion-{member}-{site}", figure
+        for member in group.measured:
+            for site, matrix_of in confusions(member):
+                yield f"confusion-{member}-{site}", matrix_of
     for diagnostic in group.diagnostics:
         for run, figures in diagnostic.runs.items():
             for number, figure in enumerate(figures, start=1):

@@ -67,9 +67,9 @@ async function unpack() {
 }
 
 let vega = null;
-async function draw(host) {
+const draw = (host) => (host.drawing = Promise.resolve(host.drawing).then(() => embed(host))); // one after the other
+async function embed(host) {
   near.unobserve(host);
-  host.drawn = true;
   const { spec } = page.figures[host.dataset.figure];
   host.style.maxWidth = spec.usermeta?.widest ? `${spec.usermeta.widest}px` : "";
   await (vega ??= unpack());
@@ -115,7 +115,7 @@ function wire(place) {
 function colours(chosen) {
   if (chosen) root.dataset.theme = chosen;
   document.getElementById("theme").textContent = theme() === "dark" ? "Light" : "Dark";
-  all(".chart").filter((host) => host.drawn).forEach(draw);
+  all(".chart").filter((host) => host.drawing).forEach(draw);
 }
 document.getElementById("theme").addEventListener("click", () => colours(theme() === "dark" ? "light" : "dark"));
 system.addEventListener("change", () => colours());

@@ -147,21 +147,19 @@ def domains_section(group: Group, page: Page) -> Iterator[Markup]:
 
 
 def measures_section(group: Group, page: Page) -> Iterator[Markup]:
-    """By site and class, of the first seed of every method."""
-    if not (figure := figures.by_class(group)):
-        return
-    yield html("heading", "How much of each class is found")
-    yield html("text", "Over all trained sites; whiskers are the 95 % interval that the number of samples leaves.")
-    yield page.choice({"": [figure]})
-    found = [(m, site, one) for m in group.measured if m.label in group.shown for site, one in figures.confusions(m)]
-    if found:
+    """By site and class, of the first seed of every method; of very many classes as numbers alone."""
+    if figure := figures.by_class(group):
+        yield html("heading", "How much of each class is found")
+        yield html("text", "Over all trained sites; whiskers are the 95 % interval that the number of samples leaves.")
+        yield page.choice({"": [figure]})
+        shown = [member for member in group.measured if member.label in group.shown]
+        found = [(str(member), site, one) for member in shown for site, one in figures.confusions(member)]
         yield html("heading", "What is taken for what")
-        matrices = {f"{member}: {site}": [one] for member, site, one in found}
-        yield page.choice(matrices, group.two_of(str(member) for member, _, _ in found))
+        two = group.two_of(member for member, _, _ in found)
+        yield page.choice({f"{member}: {site}": [one] for member, site, one in found}, two)
         yield page.choice({"": [figures.class_counts(group.measured[0])]})
     for member in group.measured:
-        tables = [site_table(member.run.measures), class_table(member.run.measures)]
-        tables += [] if found else [confusion_table(member.run.measures)]
+        tables = (table(member.run.measures) for table in (site_table, class_table, confusion_table))
         numbers = (
             html("table", headings, [[row[0], *(Number(cell, cell) for cell in row[1:])] for row in rows], caption)
             for headings, rows, caption in tables

@@ -89,7 +89,7 @@ class Calibrated:
 
         Args:
             file: its name says what it becomes: .safetensors has the tensors, for `fedkeel.load(run, calibrated=file)`;
-                .onnx, .pt (TorchScript) and .pt2 run without Fedkeel, as what `fedkeel export` writes.
+                .onnx and .pt2 run without Fedkeel, as what `fedkeel export` writes.
             with_transform: as for `fedkeel export`: take images as they are stored.
         """
         path, source, reader = as_path(file, "file"), self._source, self._source.reader

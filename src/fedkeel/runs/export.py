@@ -1,4 +1,4 @@
-"""A trained model as a file that runs without Fedkeel: ONNX, TorchScript or torch.export's pt2.
+"""A trained model as a file that runs without Fedkeel: ONNX or torch.export's pt2.
 
 What is written maps a batch of images to logits, of any batch size. Layers are as they are at test time: FedWon's
 standardised convolutions are folded into plain ones, batch norm (HBN's too) uses the global statistics. Beside FILE
@@ -9,7 +9,7 @@ import importlib
 import json
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -28,7 +28,7 @@ from fedkeel.runs.run import Run
 from fedkeel.runs.site_model import CARD
 from fedkeel.runs.trained import Deployed, as_tested
 
-FORMATS = {"onnx": ".onnx", "torchscript": ".pt", "pt2": ".pt2"}
+FORMATS = {"onnx": ".onnx", "pt2": ".pt2"}
 INPUT, OUTPUT = "images", "logits"
 
 
@@ -44,7 +44,7 @@ def export(
 
     Args:
         run: a run, or its directory.
-        format: "onnx", "torchscript" or "pt2"; by default as the file's name ends.
+        format: "onnx" or "pt2"; by default as the file's name ends.
         with_transform: take images as the data set stores them (uint8) and normalise them as in testing.
         client: whose model, for a method that keeps layers on its clients.
     """
@@ -107,8 +107,7 @@ def require_onnx() -> None:
             importlib.import_module(package)
     except ImportError as error:
         raise FedkeelError(
-            f"The format 'onnx' needs {error.name}, which is not installed: 'pip install fedkeel[export]', or choose "
-            "'torchscript' or 'pt2'."
+            f"The format 'onnx' needs {error.name}, which is not installed: 'pip install fedkeel[export]', or take pt2."
         ) from None
 
 
@@ -157,18 +156,8 @@ def preprocessing(federation: Federation, *, done_inside: bool) -> dict[str, Any
 
 
 # -- the formats -------------------------------------------------------------------------------------------------------
-def to_torchscript(model: nn.Module, example: Tensor, card: str) -> bytes:
-    # The tracer warns of what it takes for constant; the outputs are compared below.
-    traced = torch.jit.trace(model, example, check_trace=False)  # type: ignore[no-untyped-call]
-    refuse_unequal("torchscript", traced, model, example)
-    file = BytesIO()
-    torch.jit.save(traced, file, _extra_files={CARD: card})
-    return file.getvalue()
-
-
 def to_pt2(model: nn.Module, example: Tensor, card: str) -> bytes:
     program = exported(model, example)
-    refuse_unequal("pt2", program.module(), model, example)
     file = BytesIO()
     torch.export.save(program, file, extra_files={CARD: card})
     return file.getvalue()
@@ -202,19 +191,8 @@ def exported(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
         return torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
     except Exception as error:  # the exporter's own, of many kinds
         raise FedkeelError(
-            f"torch.export cannot take this model apart ({first_line(error)}): choose the format 'torchscript'."
+            f"torch.export cannot take this model apart ({first_line(error)}): use Run.model(), the network in Python."
         ) from error
 
 
-def refuse_unequal(format: str, written: Callable[[Tensor], Tensor], model: nn.Module, example: Tensor) -> None:
-    """Also of another batch size than the one it was made with: a constant in its place would show."""
-    three = torch.cat([example, example.flip(-1)[:1]])
-    for x in (example, three, three[2:]):
-        if not torch.allclose(written(x), model(x), rtol=1e-4, atol=1e-5):
-            raise FedkeelError(
-                f"This model as '{format}' gives other outputs than itself, because its forward depends on its "
-                "input beyond tensors: choose another format."
-            )
-
-
-WRITERS = {"onnx": to_onnx, "torchscript": to_torchscript, "pt2": to_pt2}
+WRITERS = {"onnx": to_onnx, "pt2": to_pt2}

@@ -74,11 +74,12 @@ class Live(Observer):
 
 def read(directory: Path) -> dict[str, Any]:
     """What the file says; nothing where there is none, as in a directory of an earlier version, or another's."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         found = parsed((directory / FILE).read_bytes())
         notes = [{"at": float(note["at"]), "text": str(note["text"])} for note in found["notes"]]
         numbers = {name: int(found[name]) for name in ("pid", "done", "clients", "at")}
-        texts = {"host": str(found["host"]), "notes": notes, "sites": dict(found.get("sites", {}))}
+        sites = {name: {**site, "state": str(site["state"])} for name, site in found.get("sites", {}).items()}
+        texts = {"host": str(found["host"]), "notes": notes, "sites": sites}
         round, ended = found["round"], found["ended"]
         return numbers | texts | {"round": round and int(round), "ended": None if ended is None else str(ended)}
     return {}

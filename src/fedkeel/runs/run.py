@@ -23,7 +23,7 @@ from fedkeel.data.transforms import Unknown
 from fedkeel.drawing.show import Drawing
 from fedkeel.engine.checks import check_objects
 from fedkeel.engine.executors.sites.roster import Roster
-from fedkeel.engine.setup import build_model, load_federation
+from fedkeel.engine.setup import build_model
 from fedkeel.errors import FedkeelError
 from fedkeel.files import parsed
 from fedkeel.options import as_path
@@ -229,17 +229,10 @@ class Run(Measured):
             )
         return Trained.around(network, federation, self._columns())
 
-    def evaluate(
-        self,
-        data: Any,
-        labels: Any = None,
-        *,
-        sites: Any = None,
-        client: str | None = None,
-        calibrated: str | Path | None = None,
-    ) -> Measures:
-        """How good the trained model is on new labelled images: see `fedkeel.runs.trained.Trained.evaluate`."""
-        return self.trained(client, calibrated=calibrated).evaluate(data, labels, sites=sites)
+    def evaluate(self, data: Any, labels: Any = None, *, sites: Any = None, **whose: Any) -> Measures:
+        """How good the trained model is on new labelled images, see `fedkeel.runs.trained.Trained.evaluate`; `client`
+        or `calibrated` say whose model, as in `fedkeel.load`."""
+        return self.trained(**whose).evaluate(data, labels, sites=sites)
 
     def _columns(self) -> dict[str, str]:
         """What the columns of the table that it was trained on are called, where that was said."""
@@ -278,9 +271,7 @@ class Run(Measured):
                 f"The {name} of '{self.directory}' has a name, '{getattr(self.config, name)}': leave it out."
             )
         if federation is None:
-            raise FedkeelError(
-                f"'{self.directory}' was made with objects given in Python: load its {MODEL} into your own."
-            )
+            raise FedkeelError(f"'{self.directory}' lacks federation.json, of which its network is built: put it back.")
         imports.refuse_unknown_names(self.directory)
         composition = Composition.of(given.get("method") or methods.build(self.config.method))
         site = None if calibrated is None else SiteModel.read(as_path(calibrated, "calibrated"))
@@ -310,12 +301,11 @@ class Run(Measured):
         return network.eval(), federation
 
     def _outline(self) -> Federation | None:
-        """The data without the images; of a run of an earlier version, the data themselves where they have a name."""
+        """The data without the images."""
         if roster := Roster.load(self.directory):
             return roster.outline()
-        if outline := read_outline(self.directory):
-            return outline.federation()
-        return None if self.config.data == PYTHON_OBJECT else load_federation(self.config)
+        outline = read_outline(self.directory)
+        return outline.federation() if outline is not None else None
 
 
 def load(

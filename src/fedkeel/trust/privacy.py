@@ -107,7 +107,7 @@ def sampling_rate(config: Config, samples: int) -> float:
 
 
 def local_steps(config: Config, samples: int) -> int:
-    return config.local_epochs * math.ceil(samples / config.batch_size)
+    return config.local_steps or config.local_epochs * math.ceil(samples / config.batch_size)
 
 
 # -- what it can go with ----------------------------------------------------------------------------------------------

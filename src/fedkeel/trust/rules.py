@@ -5,6 +5,7 @@ are the ordinary ones; `fedkeel.trust.privacy` has those of differential privacy
 to those that the numbers which others must not know come from the system, and not from the run's seed.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,9 @@ Mean = tuple[Tensors, Tensors, Sequence[Update]]  # weights, statistics, and the
 
 
 def clients_per_round(config: Config, clients: int) -> int:
-    """The fraction that takes part, at least one. Python's `round` would make two of half of five: half goes up."""
+    """How many take part, at least one. Python's `round` would make two of half of five: half goes up."""
+    if config.clients_per_round:
+        return min(config.clients_per_round, clients)
     return max(1, int(config.participation * clients + 0.5))
 
 
@@ -60,10 +63,13 @@ class PlainGradients:
         config, size = self.config, self.config.batch_size
         generator = seeds.generator(config.seed, "order", round, client)
         used = samples - samples % size if config.drop_last and samples >= size else samples
-        order = torch.cat([torch.randperm(samples, generator=generator)[:used] for _ in range(config.local_epochs)])
         epoch = [size] * (used // size) + [used % size] * (used % size > 0)
+        steps = config.local_steps or config.local_epochs * len(epoch)
+        passes = math.ceil(steps / len(epoch)) if epoch else 1
+        sizes = (epoch * passes)[:steps]
+        order = torch.cat([torch.randperm(samples, generator=generator)[:used] for _ in range(passes)])[: sum(sizes)]
         augmentation = seeds.generator(config.seed, "augmentation", round, client)
-        return order, epoch * config.local_epochs, torch.rand(len(order), draws, generator=augmentation)
+        return order, sizes, torch.rand(len(order), draws, generator=augmentation)
 
     def backward(self, plain: Callable[[], Tensor], model: nn.Module, batch: Batch, task_loss: TaskLoss) -> Tensor:
         """Put a step's gradients where the optimizer looks for them; `plain` does so with those of the batch's loss,

@@ -37,6 +37,15 @@ Packed = tuple[Result[bytes] | Missing, bytes]
 DIED = "its worker process died: it may need more memory than there is, give fewer --workers"
 
 
+def has_shared_memory() -> bool:
+    """Without it no pool of processes has its locks."""
+    try:
+        multiprocessing.get_context("fork").Lock()
+    except OSError:
+        return False
+    return True
+
+
 @EXECUTORS.register("processes")
 class ProcessesExecutor(Executor):
     """All CPU cores: one single-threaded worker process per core, sharing the images."""
@@ -55,11 +64,7 @@ class ProcessesExecutor(Executor):
             return f"has one thread in each process, and 'threads' is {config.threads}: choose 'serial'."
         if not hasattr(os, "fork"):
             return "needs a system that can fork: choose 'serial'."
-        try:
-            multiprocessing.get_context("fork").Lock()
-        except OSError:
-            return "needs shared memory, and this system has no /dev/shm: choose 'serial'."
-        return ""
+        return "" if has_shared_memory() else "needs shared memory, and this system has no /dev/shm: choose 'serial'."
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker

@@ -137,7 +137,8 @@ class Slot:
         worker = self.worker
         transform = worker.federation.train_transform
         probe = transform(worker.store.images[:1].to(worker.device), middle(1, transform).to(worker.device))
-        longest = worker.federation.most_samples * worker.config.local_epochs
+        config = worker.config
+        longest = config.local_steps * config.batch_size or worker.federation.most_samples * config.local_epochs
         fitting = max(BUFFER_BYTES // (probe.numel() * probe.element_size()), worker.config.batch_size * STEPS)
         self.capacity = max(min(longest, fitting), worker.config.batch_size)
         self.images = torch.empty(self.capacity, *probe.shape[1:], device=worker.device, dtype=probe.dtype)

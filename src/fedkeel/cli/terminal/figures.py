@@ -1,56 +1,12 @@
-"""Compute a diagnostic of a run, or show what was recorded of it while it trained.
-A short table is printed; all of it goes to DIR/diagnostics/NAME.json.
+"""The figures of a diagnostic as short tables."""
 
-examples:
-  fedkeel list diagnostics
-  fedkeel analyse representation-divergence runs/digits-shift-fedavg-seed0
-  fedkeel analyse 'tsne(samples=500)' runs/demo/*/seed0
-  fedkeel run --record statistics-divergence,loss-gap --record-every 5
-"""
-
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-import fedkeel
-from fedkeel.cli.terminal.output import Line, Table, show
-from fedkeel.cli.terminal.parsing import Arguments, Parser
-from fedkeel.errors import FedkeelError
+from fedkeel.cli.terminal.output import Line, Table
 
-HELP = "look at a run through one of the papers' diagnostics"
-USAGE = "NAME DIR... [options]"
 MOST_ROWS = 24  # of a table on the screen; the file has all of it
-
-
-def add_arguments(parser: Parser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a diagnostic, with options: 'tsne(samples=500)'")
-    parser.add_argument("directories", nargs="+", metavar="DIR", help="a run directory")
-    parser.add_argument("--out", metavar="DIR", help="write to DIR/diagnostics/NAME.json, of one run, not to its own")
-    parser.add_shared("--json", "--import")
-
-
-def run(arguments: Arguments) -> int:
-    from fedkeel.analysis.diagnostic import FOLDER
-
-    diagnostic, given = fedkeel.analysis.build(arguments.name), len(arguments.directories)
-    if arguments.out is not None and given > 1:
-        raise FedkeelError(f"'--out {arguments.out}' takes one run and {given} are given: give one.")
-    runs = [fedkeel.Run(directory) for directory in arguments.directories]  # all are there before the first is read
-    documents: list[dict[str, Any]] = []
-    for run in runs:
-        place = run.directory if arguments.out is None else Path(arguments.out)
-        document = fedkeel.analysis.run(arguments.name, run, save=place)
-        documents.append({"directory": str(run.directory), **document})
-        if not arguments.json:
-            paper = f" ({document['paper']})" if document["paper"] else ""
-            title = f"{run.config.method}, seed {run.config.seed}: {document['title']}{paper}"
-            written = f"written {place / FOLDER / diagnostic.name}.json"
-            show([title, document["what"], *figure_lines(document["figures"]), written])
-    if arguments.json:
-        print(json.dumps(documents[0] if given == 1 else documents, indent=1))
-    return 0
 
 
 def figure_lines(figures: Iterable[dict[str, Any]]) -> Iterator[Line]:
