@@ -50,6 +50,8 @@ REFUSED: list[tuple[Options, Options, str, Options]] = [
     ({"workers": 2}, {"device": "cpu", "threads": 2}, "without --executor processes", {"device": "cpu"}),
     ({"precision": "bf16"}, {"device": "cpu"}, "on the CPU", {"executor": "ray"}),
     ({"robust": "norm-clip"}, {"method": "central"}, "which makes one client of all", {"method": "fedavg"}),
+    ({"clients_per_round": 2}, {"participation": 0.5}, "beside --participation", {"method": "fedavg"}),
+    ({"local_steps": 5}, {"local_epochs": 2}, "beside --local-epochs", NOTHING),
     ({"participation": 0.5}, {"method": "central"}, "which makes one client of all", {"method": "fedavg"}),
     ({"weighting": "uniform"}, {"method": "central"}, "decides what clients count for", NOTHING),
     ({"weighting": "uniform"}, {"method": "fedprox+ga"}, "the method or 'robust' decides", NOTHING),
