@@ -153,3 +153,10 @@ def test_a_database_is_tried_in_a_process_of_its_own(said: str, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     with pytest.raises(FedkeelError, match=said) if said else nullcontext():
         jobs.share_tracker("mlflow")
+
+
+def test_where_there_is_no_shared_memory_runs_go_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "has_shared_memory", lambda: False)
+    assert jobs.choose_jobs(None, [Config()]) == jobs.choose_jobs(1, [Config()]) == 1
+    with pytest.raises(FedkeelError, match="'jobs' is 2, and several processes need fork and /dev/shm"):
+        jobs.choose_jobs(2, [Config()])

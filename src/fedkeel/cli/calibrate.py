@@ -20,7 +20,7 @@ from fedkeel.config import Config
 from fedkeel.core.naming import visible
 from fedkeel.errors import FedkeelError
 
-HELP = "make a trained model one for a site, from its images without labels"
+HELP = "adapt a trained model to a site using unlabelled images"
 USAGE = "DIR --images DIR [options]"
 PRIOR = Config.site_prior
 

@@ -53,7 +53,7 @@ TAKEN = (
         "momentum",
         "weight_decay",
     ),
-    *("schedule", "decay", "clip_norm", "evaluate_with", "evaluation_batch", "seed", "precision", "checkpoint_every"),
+    *("schedule", "clip_norm", "evaluate_with", "evaluation_batch", "seed", "precision", "checkpoint_every"),
     *("metrics", "select_by", "site_images", "site_prior", "site_always"),
 )
 # What no honest server asks for: numbers of a run, options in brackets, numbers in a network.

@@ -26,7 +26,7 @@ from fedkeel.config import Config
 from fedkeel.core import imports
 from fedkeel.core.evaluation import Scores
 from fedkeel.engine.executors.executor import available_cores, runs_elsewhere
-from fedkeel.engine.executors.processes import end_with_parent
+from fedkeel.engine.executors.processes import end_with_parent, has_shared_memory
 from fedkeel.engine.executors.ray import shared
 from fedkeel.errors import FedkeelError, death, first_line
 from fedkeel.observer import Observer, Several
@@ -119,7 +119,11 @@ def choose_jobs(jobs: int | None, configs: Iterable[Config]) -> int:
         if (jobs or 1) > 1 and not all(config.ray_actors for config in configs):
             raise FedkeelError(f"'jobs' is {jobs}, and each run takes the whole Ray cluster: give --ray-actors, too.")
         return jobs or 1
-    return jobs or (1 if uses_gpu(configs) or not hasattr(os, "fork") else available_cores())
+    if not hasattr(os, "fork") or not has_shared_memory():
+        if (jobs or 1) > 1:
+            raise FedkeelError(f"'jobs' is {jobs}, and several processes need fork and /dev/shm: leave it out.")
+        return 1
+    return jobs or (1 if uses_gpu(configs) else available_cores())
 
 
 def beside_others(config: Config) -> Config:

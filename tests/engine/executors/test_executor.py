@@ -76,6 +76,7 @@ def test_one_that_cannot_run_here_says_why(options: dict[str, Any], device: torc
 
 
 def test_auto_takes_the_best_for_the_device_and_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedkeel.engine.executors.processes.has_shared_memory", lambda: True)
     monkeypatch.setattr("fedkeel.engine.executors.processes.available_cores", lambda: 8)
     assert choose_executor(Config(), GPU) == choose_executor(Config(workers=1), GPU) == "cuda"
     assert choose_executor(Config(), CPU) == "processes"

@@ -29,13 +29,21 @@ from fedkeel.engine.executors.executor import EXECUTORS, Executor, available_cor
 from fedkeel.engine.executors.parts import explained, memory_from_bytes, memory_to_bytes, packed, results, unpacked
 from fedkeel.engine.local import Worker
 from fedkeel.engine.tasks import Result, Task
-from fedkeel.errors import ShortageError
 from fedkeel.stopping import LOOK, Stopped, stop_requested
 
 KEPT_BYTES = 1 << 30
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # M_... in <malloc.h>
 Packed = tuple[Result[bytes] | Missing, bytes]
 DIED = "its worker process died: it may need more memory than there is, give fewer --workers"
+
+
+def has_shared_memory() -> bool:
+    """Without it no pool of processes has its locks."""
+    try:
+        multiprocessing.get_context("fork").Lock()
+    except OSError:
+        return False
+    return True
 
 
 @EXECUTORS.register("processes")
@@ -56,11 +64,7 @@ class ProcessesExecutor(Executor):
             return f"has one thread in each process, and 'threads' is {config.threads}: choose 'serial'."
         if not hasattr(os, "fork"):
             return "needs a system that can fork: choose 'serial'."
-        try:
-            multiprocessing.get_context("fork").Lock()
-        except OSError:
-            return "needs shared memory, and this system has no /dev/shm: choose 'serial'."
-        return ""
+        return "" if has_shared_memory() else "needs shared memory, and this system has no /dev/shm: choose 'serial'."
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -70,25 +74,21 @@ class ProcessesExecutor(Executor):
         torch.set_num_threads(1)
         self._folder = tempfile.TemporaryDirectory(prefix="fedkeel-")
         self._broadcasts = 0
-        self._begin()
+        try:
+            self._begin()
+        except OSError:
+            self.close()
+            raise
 
     def _begin(self) -> None:
         count, others = self.worker.config.workers or available_cores(), set(multiprocessing.active_children())
         self._pool = ProcessPoolExecutor(
             count, multiprocessing.get_context("fork"), initializer=_begin, initargs=(self.worker,)
         )
-        failure: OSError | None = None
         try:
             self._pool.submit(int)  # with the first task all of them are forked
-        except OSError as error:
-            failure = error
-        self._workers = set(multiprocessing.active_children()) - others
-        if failure:
-            self.close()
-            raise ShortageError(
-                f"A worker process cannot be started ({failure.strerror}): give fewer --workers, or stop what else "
-                "runs here."
-            ) from failure
+        finally:
+            self._workers = set(multiprocessing.active_children()) - others
 
     def close(self) -> None:
         for worker in self._workers:
