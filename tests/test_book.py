@@ -189,7 +189,7 @@ class TestBuilt:
             if re.search(r"\\[A-Za-z([]|\$[^$]+\$", text)
         }
         assert raw == {}
-        assert sum("<math" in path.read_text() for path in pages) >= 30
+        assert sum("<math" in path.read_text() for path in pages) >= 20
         assert not any("merror" in path.read_text() for path in pages)
 
     def test_every_link_inside_leads_to_a_page_and_an_anchor(self, site: Path, pages: dict[Path, Page]) -> None:
