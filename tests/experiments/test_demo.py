@@ -45,7 +45,7 @@ def test_quick_runs_end_to_end_and_again(
     assert text.endswith("The report, with curves: runs/demo/report.html\n")
     assert first["report"] == "runs/demo/report.html"
     page = Path("runs/demo/report.html").read_text()
-    assert "2 federations: digits-shift, digits" in page
+    assert "on 2 federations" in page
     assert "divergence between domains" in page[page.index('class="keys"') :], "and it says why"
 
 
