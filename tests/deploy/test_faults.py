@@ -221,14 +221,6 @@ def test_no_pixel_and_no_list_of_labels_leaves_a_site(tmp_path: Path) -> None:
         assert str(labels.tolist()).encode() not in carried
 
 
-def test_an_unseen_site_is_evaluated_and_never_trains(tmp_path: Path) -> None:
-    on = tiny.federation(unseen=9)
-    run = over_network(tmp_path / "network", on=on)
-    assert_same(run, in_one_process(tmp_path / "serial", on=on))
-    assert run.summary is not None
-    assert run.summary["unseen_domains"] == ["foreign"]
-
-
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [

@@ -282,11 +282,6 @@ def test_what_a_server_asks_is_one_line_of_the_log_whatever_it_is(step: object) 
     assert summary({"do": "all is well\n\x1b[2Jserver", "step": step}) == "all is well[2Jserver"
 
 
-def test_a_split_is_tested_once_however_often_it_is_asked_for(site: Site) -> None:
-    reply, _ = train(site, sound_broadcast(), do="evaluate", splits=["test"] * 1000, detailed=False)
-    assert [evaluation["split"] for evaluation in reply["evaluations"]] == ["test"]
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("timm_ready")
 def test_an_honest_server_may_ask_for_a_network_of_timm(site: Site, events: Events) -> None:

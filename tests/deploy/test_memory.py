@@ -112,4 +112,4 @@ def test_a_memory_that_was_cut_is_told_of_and_not_used(tmp_path: Path) -> None:
     run = over_network(tmp_path, METHOD, loop=loop, observer=tiny.Notes(cut), rounds=2)
     (dropped,) = run.records("dropped")
     assert dropped["client"] == "ward"
-    assert "What a client remembers cannot be read from" in dropped["reason"]
+    assert "What a client remembers cannot be read from a file or folder of its own" in dropped["reason"]
