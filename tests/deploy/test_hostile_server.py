@@ -187,7 +187,7 @@ def test_a_network_that_no_machine_holds_is_counted_and_not_built(
 def test_of_the_other_options_a_site_takes_none(site: Site, events: Events) -> None:
     """A server cannot say where a site computes, what it starts from, or what it writes down."""
     theirs = {"weights": "/etc/shadow", "device": "cuda:77", "executor": "processes", "workers": 99}
-    theirs |= {"record": "tsne", "robust": "krum", "compile": True, "threads": 64}
+    theirs |= {"record": "tsne", "robust": "krum", "threads": 64}
     assert "failure" not in describe(site, **theirs)
     reply, data = train(site, sound_broadcast(), options=theirs)
     assert "failure" not in reply, reply

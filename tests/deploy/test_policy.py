@@ -98,7 +98,7 @@ def test_where_too_few_are_left_the_server_ends_and_says_why(tmp_path: Path) -> 
     with pytest.raises(FedkeelError, match=r"No site can take part .*it is asked for 3 rounds"):
         over_network(tmp_path / "all", loop=loop, rounds=3)
     loop.at["ward"].policy = Policy()
-    with pytest.raises(FedkeelError, match="'min_clients' is 2, but of 1 clients"):
+    with pytest.raises(FedkeelError, match="'min_clients' is 2, but a round trains 1"):
         over_network(tmp_path / "two", loop=loop, rounds=3, min_clients=2)
 
 

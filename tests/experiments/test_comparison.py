@@ -117,7 +117,7 @@ class TestObjects:
             ([Scaled], {}, "What to compare has"),
             ([Scaled(0.5), Scaled(0.5)], {}, "is given twice: keep one"),
             (["fedavg"], {"federation": "digits-shift"}, "'federation' is 'digits-shift': give a"),
-            (["fedavg"], {"model": nn.Linear}, "give an object of it"),
+            (["fedavg"], {"model": nn.Linear}, "give a network"),
             (["fedavg"], {"federation": tiny.federation(), "data": "folder"}, "object together with data='folder'"),
             (["fedavg"], {"federation": tiny.federation(), "unseen": "a"}, "object together with unseen='a'"),
             (["fedavg@model=mlp"], {"model": tiny.model()}, "object together with model='mlp'"),

@@ -41,7 +41,7 @@ from fedkeel.trust import privacy
 TAKEN = names(
     "method, data, partition, unseen, subsample, model, rounds, participation, clients_per_round, weighting, "
     "stateless, dp, dp_clip, dp_noise, dp_delta, local_epochs, local_steps, batch_size, drop_last, loss, optimizer, "
-    "learning_rate, momentum, weight_decay, schedule, decay, clip_norm, evaluate_with, evaluation_batch, seed, "
+    "learning_rate, momentum, weight_decay, schedule, clip_norm, evaluate_with, evaluation_batch, seed, "
     "precision, checkpoint_every, metrics, select_by, site_images, site_prior, site_always"
 )
 # What no honest server asks for: numbers of a run, options in brackets, numbers in a network.

@@ -134,7 +134,7 @@ class Site:
         self.policy.require("evaluation", self.policy.evaluation, "to evaluate a model")
         splits, detailed = [split for split in SPLITS if split in request["splits"]], detailed and self.policy.by_class
         found = worker.evaluate(self.name, broadcast, remembered, splits, detailed=detailed)
-        told = (completed(one, asked(worker.config), worker.config.seed, detailed=detailed) for one in found)
+        told = (completed(one, asked(worker.config), detailed=detailed) for one in found)
         return [asdict(replace(one, outputs=None)) for one in told]
 
     def _describe(self, session: Session) -> Description:
