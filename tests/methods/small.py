@@ -115,7 +115,7 @@ def trained(run: Federated, clients: Iterable[str], message: Broadcast) -> Itera
 
 def names(run: Federated) -> list[str]:
     """Of the clients that train."""
-    return [client.name for client in run.federation.clients]
+    return [client.name for client in run.setup.federation.clients]
 
 
 def broadcast(run: Federated, round: int = 0) -> Broadcast:

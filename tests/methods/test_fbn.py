@@ -14,7 +14,7 @@ MEAN, VAR = "encoder.1.running_mean", "encoder.1.running_var"
 
 def activations(run: Federated, name: str, order: Tensor) -> Tensor:
     """Input of the first batch norm under the server's weights, in float64."""
-    x = pixels(run.federation, name)[torch.searchsorted(run.federation[name].train, order)].double()
+    x = pixels(run.setup.federation, name)[torch.searchsorted(run.setup.federation[name].train, order)].double()
     weights = run.server.weights
     return F.conv2d(x, weights["encoder.0.weight"].double(), weights["encoder.0.bias"].double(), padding=1)
 
@@ -33,7 +33,7 @@ def test_a_sample_is_normalised_the_same_whatever_else_is_in_its_batch(tmp_path)
     run.round(0)
     worker = run.setup.worker
     client = worker.begin("client0", broadcast(run, 1), {})
-    x = pixels(run.federation, "client0")[:8]
+    x = pixels(run.setup.federation, "client0")[:8]
     other = torch.cat([x[:1], 5 * torch.rand(3, *x.shape[1:])])
     one, two = (worker.method.forward(client, batch).logits[0] for batch in (x, other))
     torch.testing.assert_close(one, two)

@@ -29,7 +29,7 @@ def test_a_step_is_one_of_the_network_with_the_layers_formula_put_in(tmp_path):
     )
     update = train(run, "client1")
     order = run.setup.worker.plan("client1", 0).order
-    x, y = run.federation.images[order].double() / 255, run.federation.labels[order]
+    x, y = run.setup.federation.images[order].double() / 255, run.setup.federation.labels[order]
 
     def drawn(x: Tensor, z: Tensor) -> Tensor:
         mu, sigma = x.mean(dim=(2, 3)), (x.var(dim=(2, 3), correction=0) + 1e-6).sqrt()

@@ -25,16 +25,16 @@ def expected_anchors(run: Federated) -> dict[int, list[float]]:
     model = run.setup.worker.model
     model.load_state_dict({**run.server.weights, **run.server.statistics})
     model.eval()
-    x = torch.cat([pixels(run.federation, name) for name in CLIENTS])
-    y = torch.cat([run.federation.labels[run.federation[name].train] for name in CLIENTS])
+    x = torch.cat([pixels(run.setup.federation, name) for name in CLIENTS])
+    y = torch.cat([run.setup.federation.labels[run.setup.federation[name].train] for name in CLIENTS])
     features = model(x).features.detach().double()
     return {c: features[y == c].mean(dim=0).tolist() for c in range(CLASSES) if (y == c).any()}
 
 
 def expected_loss(run: Federated, anchors: dict[int, list[float]], lambda_: float) -> float:
     """CE + lambda L_match by loops, for client0, whose data are one batch."""
-    labels = run.federation.labels[run.federation["client0"].train].tolist()
-    output = global_output(run, pixels(run.federation, "client0"))
+    labels = run.setup.federation.labels[run.setup.federation["client0"].train].tolist()
+    output = global_output(run, pixels(run.setup.federation, "client0"))
     terms = []
     for z, y in zip(output.features.double().tolist(), labels, strict=True):
         weights = {c: math.exp(cosine(z, anchor) / 0.1) for c, anchor in anchors.items()}

@@ -105,8 +105,8 @@ def test_the_server_keeps_a_moving_average_of_it(tmp_path):
         model = model.double().train()
         sums = {"weight": 0.0, "bias": 0.0}
         for name in names(run):
-            y = run.federation.labels[run.federation[name].train]
-            weight, bias = classifier_gradient(model, pixels(run.federation, name).double(), y)
+            y = run.setup.federation.labels[run.setup.federation[name].train]
+            weight, bias = classifier_gradient(model, pixels(run.setup.federation, name).double(), y)
             sums = {"weight": sums["weight"] + weight.detach(), "bias": sums["bias"] + bias.detach()}
         expected = {n: 0.75 * old + 0.25 * sums[n] / 3 for n, old in expected.items()}
         run.round(round)

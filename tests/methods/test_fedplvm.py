@@ -19,8 +19,8 @@ from tests.methods.steps import (
 
 def expected_loss(run: Federated, name: str, lambda_: float, alpha: float = 0.25, tau: float = 0.07) -> float:
     """CE + lambda (L_alpha + L_c) by loops; all of the client's data are one batch."""
-    labels = run.federation.labels[run.federation[name].train].tolist()
-    output = global_output(run, pixels(run.federation, name))
+    labels = run.setup.federation.labels[run.setup.federation[name].train].tolist()
+    output = global_output(run, pixels(run.setup.federation, name))
     extras = run.server.extras
     pairs = list(zip(extras["fedplvm/prototypes"].double().tolist(), extras["fedplvm/classes"].tolist(), strict=True))
     pairs = [(p, c) for p, c in pairs if c >= 0]
@@ -92,7 +92,7 @@ def test_features_that_point_away_from_a_prototype_do_no_harm(tmp_path):
     del model.encoder[7]
     run = started("fedplvm(lambda_=1)", tmp_path / "run", model=model)
     run.round(0)
-    features = global_output(run, pixels(run.federation, "client0")).features
+    features = global_output(run, pixels(run.setup.federation, "client0")).features
     prototypes = run.server.extras["fedplvm/prototypes"]
     assert (features @ prototypes.T).min() < 0
     run.round(1)

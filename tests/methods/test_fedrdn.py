@@ -30,7 +30,7 @@ def pair_by_hand(x: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 def ask(run: Federated) -> None:
     """As `Federated.round` begins."""
-    run.server.participants = [client.name for client in run.federation.clients]
+    run.server.participants = [client.name for client in run.setup.federation.clients]
     run.method.before_training(run.server)
 
 
@@ -60,7 +60,7 @@ def looked_at(
 
 
 def pool(run: Federated) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    return [pair_by_hand(pixels(run.federation, name)) for name in CLIENTS]
+    return [pair_by_hand(pixels(run.setup.federation, name)) for name in CLIENTS]
 
 
 def used(before: Tensor, after: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -106,11 +106,11 @@ def loss_with(run: Federated, name: str, mean: NDArray[np.float64], std: NDArray
     """Of the global model on the test images of a client, normalised by hand."""
     model = small_model()
     model.load_state_dict({**run.server.weights, **run.server.statistics})
-    indices = run.federation[name].test
-    x = run.federation.images[indices].double() / 255
+    indices = run.setup.federation[name].test
+    x = run.setup.federation.images[indices].double() / 255
     x = (x - torch.from_numpy(mean)[:, None, None]) / torch.from_numpy(std)[:, None, None]
     logits = model.eval()(x.float()).logits.detach()
-    return float(nn.functional.cross_entropy(logits, run.federation.labels[indices]))
+    return float(nn.functional.cross_entropy(logits, run.setup.federation.labels[indices]))
 
 
 def test_a_client_is_tested_with_its_own_pair(tmp_path):
@@ -120,7 +120,7 @@ def test_a_client_is_tested_with_its_own_pair(tmp_path):
     for name in CLIENTS:
         memory = run.memory.look(name)
         found = run.setup.worker.evaluate(name, broadcast(run, 1), memory, ["test"])[0].loss
-        assert found == pytest.approx(loss_with(run, name, *pair_by_hand(pixels(run.federation, name))), rel=1e-4)
+        assert found == pytest.approx(loss_with(run, name, *pair_by_hand(pixels(run.setup.federation, name))), rel=1e-4)
     tasks = [Task("evaluate", name, run.memory.look(name), splits=["test"]) for name in CLIENTS]
     assert len({result.outcome[0].loss for result in run.executor.map(tasks, broadcast(run, 1))}) == 3
 

@@ -80,11 +80,11 @@ def test_the_loss_of_a_real_step_is_that_of_the_paper(tmp_path):
     start = {name: tensor.detach().double() for name, tensor in worker.entries.items()}  # copies: they are float32
     update, _ = worker.train("client0", broadcast(run), {})
     noise, features = look.seen[0]
-    indices = run.federation["client0"].train
+    indices = run.setup.federation["client0"].train
     order = worker.plan("client0", 0).order
     assert sorted(order.tolist()) == indices.tolist()
     entropy = length = divergence = 0.0
-    for row, label in enumerate(run.federation.labels[order].tolist()):
+    for row, label in enumerate(run.setup.federation.labels[order].tolist()):
         both = start["head.moments.weight"] @ features[row] + start["head.moments.bias"]
         mu, sigma = both[:5].tolist(), [softplus(s) for s in both[5:].tolist()]
         z = [m + s * float(e) for m, s, e in zip(mu, sigma, noise[row], strict=True)]

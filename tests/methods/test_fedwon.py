@@ -37,7 +37,7 @@ def test_a_folded_network_equals_the_unfolded_one_after_training(tmp_path):
     assert not torch.equal(model.encoder[0].gain, torch.ones_like(model.encoder[0].gain))
     folded = fold(model)
     assert not any(isinstance(module, ScaledWSConv2d) for module in folded.modules())
-    x = pixels(run.federation, "client0")
+    x = pixels(run.setup.federation, "client0")
     torch.testing.assert_close(folded(x).logits, model(x).logits)
 
 

@@ -61,7 +61,7 @@ def test_the_second_stage_trains_under_the_frozen_statistics_and_clients_leave_t
     update, _ = run.setup.worker.train("client0", broadcast(run, round), {})
     model = copy.deepcopy(run.setup.worker.model).train(round < 2)
     state.load(model, run.server.weights, run.server.statistics)
-    x, y = pixels(run.federation, "client0"), run.federation.labels[run.federation["client0"].train]
+    x, y = pixels(run.setup.federation, "client0"), run.setup.federation.labels[run.setup.federation["client0"].train]
     assert update.metrics["loss"] == pytest.approx(F.cross_entropy(model(x).logits, y).item(), rel=1e-4)
     assert identical(update.statistics, run.server.statistics) is (round == 2)
 

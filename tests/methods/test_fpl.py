@@ -21,8 +21,8 @@ UNEVEN = [[0, 1, 2] * 4, [0, 0, 0, 1], [0, 2, 2]]  # class 3 is nowhere, class 2
 
 def expected_loss(run: Federated, name: str, temperature: float) -> tuple[float, float]:
     """The cross-entropy, and CPCL + UPCR by loops; all of the client's data are one batch."""
-    labels = run.federation.labels[run.federation[name].train].tolist()
-    output = global_output(run, pixels(run.federation, name))
+    labels = run.setup.federation.labels[run.setup.federation[name].train].tolist()
+    output = global_output(run, pixels(run.setup.federation, name))
     points = run.server.extras["fpl/prototypes"].double().tolist()
     classes = run.server.extras["fpl/classes"].tolist()
     terms = []

@@ -42,8 +42,8 @@ def accuracy(run: Federated, indices: torch.Tensor, tensors: state.Tensors) -> f
     model.load_state_dict({name: t.double() if t.is_floating_point() else t for name, t in tensors.items()})
     total = 0.0
     for i in indices.tolist():
-        logits = model(run.federation.images[i : i + 1].double() / 255).logits.detach()
-        total += int(logits.argmax()) == int(run.federation.labels[i])
+        logits = model(run.setup.federation.images[i : i + 1].double() / 255).logits.detach()
+        total += int(logits.argmax()) == int(run.setup.federation.labels[i])
     return total / len(indices)
 
 
@@ -77,7 +77,7 @@ def test_weights_follow_the_gaps_measured_image_by_image(tmp_path, validation):
     weights, gaps = dict.fromkeys(names(run), 1 / 3), {}
     assert weights_of(run) == weights
     for update in local:
-        site = run.federation[update.client]
+        site = run.setup.federation[update.client]
         indices = site.validation if validation else site.train
         own = accuracy(run, indices, update.weights | update.statistics)
         gaps[update.client] = own - accuracy(run, indices, run.server.weights | run.server.statistics)

@@ -219,13 +219,15 @@ def expected_loss(run, name: str, alpha: float) -> Tensor:
     worker, server = run.setup.worker, run.server
     model = copy.deepcopy(worker.model).train()
     state.load(model, server.weights, server.statistics)
-    indices = run.federation[name].train
+    indices = run.setup.federation[name].train
     order = worker.plan(name, 1).order
-    x = pixels(run.federation, name)[torch.searchsorted(indices, order)]
+    x = pixels(run.setup.federation, name)[torch.searchsorted(indices, order)]
     with torch.no_grad():
         _, q_b, _, q_g = two_passes(model, server.statistics, x)
     total = 0.0
-    for b, g, label in zip(q_b.softmax(1).tolist(), q_g.softmax(1).tolist(), run.federation.labels[order], strict=True):
+    for b, g, label in zip(
+        q_b.softmax(1).tolist(), q_g.softmax(1).tolist(), run.setup.federation.labels[order], strict=True
+    ):
         divergence = sum(p * math.log(p / q) + q * math.log(q / p) for p, q in zip(b, g, strict=True)) / 2
         total += -math.log(b[label]) + alpha * divergence
     return torch.tensor(total / len(order))
@@ -302,7 +304,7 @@ def test_a_single_sample_has_no_consistency_term_and_leaves_the_statistics_alone
     run.round(0)
     worker = run.setup.worker
     client = worker.begin("client0", broadcast(run, 1), {})
-    x, y = pixels(run.federation, "client0"), run.federation.labels[run.federation["client0"].train]
+    x, y = pixels(run.setup.federation, "client0"), run.setup.federation.labels[run.setup.federation["client0"].train]
     worker.step(client, Batch(x[:8], y[:8]))  # now running and broadcast statistics differ
     before = copy.deepcopy(worker.model)
     loss = worker.step(client, Batch(x[8:], y[8:]))

@@ -29,7 +29,7 @@ CLIENTS = ["client0", "client1", "client2"]
 
 def activations(run: Federated, weights: dict[str, Tensor], name: str) -> Tensor:
     """Input of the first batch norm, by the plain formula, in float64: (samples, channels, height, width)."""
-    x = pixels(run.federation, name).double()
+    x = pixels(run.setup.federation, name).double()
     w, b = weights["encoder.0.weight"].double(), weights["encoder.0.bias"].double()
     return nn.functional.conv2d(x, w, b, padding=1)
 

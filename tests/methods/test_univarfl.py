@@ -16,11 +16,11 @@ def expected_loss(run: Federated, name: str, lambda_: float, mu: float, eps: flo
     worker, server = run.setup.worker, run.server
     model = copy.deepcopy(worker.model).train()
     state.load(model, server.weights, server.statistics)
-    indices = run.federation[name].train
+    indices = run.setup.federation[name].train
     with torch.no_grad():
-        output = model(run.federation.images[indices].float() / 255)
+        output = model(run.setup.federation.images[indices].float() / 255)
     p, z = output.logits.double().softmax(1).tolist(), output.features.double().tolist()
-    labels, n = run.federation.labels[indices].tolist(), len(p)
+    labels, n = run.setup.federation.labels[indices].tolist(), len(p)
     entropy = sum(-math.log(row[label]) for row, label in zip(p, labels, strict=True)) / n
 
     identity = [[float(i == j) for j in range(CLASSES)] for i in range(CLASSES)]
