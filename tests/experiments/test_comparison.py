@@ -34,7 +34,7 @@ class TestRefusals:
             (["fedavg", "gn@model=simple_cnn(norm=false)"], {}, "batch norm"),
             (["fedavg", "fedbn"], {"stateless": True}, "stateless"),
             (["fedavg", "fedavg"], {}, "twice"),
-            ([], {}, "nothing to compare"),
+            ([], {}, "give a list of methods"),
             (["fedavg"], {"seed": 3}, "seed"),
             (["fedavg"], {"jobs": 0}, "at least 1"),
         ],

@@ -94,7 +94,6 @@ class TestFindings:
         assert findings(self.comparison(tmp_path, thrice).results) == [
             "The shift costs fedavg 35.0 points against training on the pooled data (90.0).",
             "Ahead of fedavg: gn (75.0).",
-            "Most methods are ahead of the client that trains alone on 'scan' (70.0 alone), 'street' (20.0 alone).",
             RULE,
         ]
 
@@ -110,7 +109,6 @@ class TestFindings:
             "fedavg (55.0) against training on the pooled data (58.3): undecided.",
             "Behind fedavg: fedbn (11.0).",
             "Undecided against fedavg: gn (55.7).",
-            "On no domain are most methods ahead of the client that trains alone.",
             RULE,
         ]
 
@@ -123,5 +121,4 @@ class TestFindings:
     def test_no_loss_is_said_too(self, tmp_path: Path) -> None:
         numbers = {"central": [(0.5, 0.5)] * 3, "standalone": [(0.9, 0.9)] * 3, "fedavg": [(0.6, 0.6)] * 3}
         said = " ".join(findings(self.comparison(tmp_path, numbers).results))
-        assert "fedavg (60.0) is ahead of training on the pooled data (50.0)." in said
-        assert "On no domain are most methods ahead" in said
+        assert "fedavg (60.0) against training on the pooled data (50.0): ahead." in said

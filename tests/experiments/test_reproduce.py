@@ -15,7 +15,7 @@ from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.paper_table import Reproduction
-from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, load, matching, names, parse
+from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, load, names, parse
 from fedkeel.experiments.reproduce import choose_seeds, directory_name, epoch_seconds, reproduce, select
 from fedkeel.runs.run import Run
 from fedkeel.runs.summary import summarise_run
@@ -198,22 +198,7 @@ class TestRunning:
         assert directory_name(config) != directory_name(config.replace(rounds=3))
 
 
-class TestQuickLooks:
-    @pytest.mark.slow
-    def test_a_scale_cuts_the_rounds_and_says_so(self, run: Callable[..., Any], tmp_path: Path) -> None:
-        result, _ = run(only=["FedAvg", "bigger"], seeds=1, scale=0.5)
-        (path,) = (tmp_path / "runs").rglob("config.toml")
-        assert Run(path.parent).config.rounds == 1
-        assert "QUICK LOOK: every run has 50 % of its rounds" in result.marks[0]
-        assert result.marks[0] in result.markdown()
-        _, started = run(only=["FedAvg", "bigger"], seeds=1)  # the whole is another run
-        assert len(started) == 1
-
-    def test_a_scale_leaves_at_least_one_round(self, run: Callable[..., Any], tmp_path: Path) -> None:
-        run(only=["FedAvg", "bigger"], seeds=1, scale=0.01)
-        (path,) = (tmp_path / "runs").rglob("config.toml")
-        assert Run(path.parent).config.rounds == 1
-
+class TestMarks:
     def test_changed_options_are_marked_but_not_the_machines(self, recipe: Recipe, tmp_path: Path) -> None:
         by_hand(recipe, tmp_path, "GN", "more bigger", 3, scan=0.5)
         result = reproduce(recipe, only=["GN", "bigger"], seeds=1, directory=tmp_path, workers=1, rounds=2)
@@ -226,11 +211,6 @@ class TestQuickLooks:
         by_hand(other, tmp_path, "GN", "more bigger", 3, scan=0.5)
         result = reproduce(other, only=["GN", "bigger"], seeds=1, directory=tmp_path, jobs=1)
         assert result.marks == ["SUBSTITUTE: other images."]
-
-    @pytest.mark.parametrize("scale", [0.0, -1.0, 1.5])
-    def test_a_scale_is_a_share(self, recipe: Recipe, scale: float) -> None:
-        with pytest.raises(FedkeelError, match="scale"):
-            reproduce(recipe, scale=scale)
 
 
 class TestSelection:
@@ -329,16 +309,6 @@ class TestReadings:
         assert sorted(DIAGNOSTICS) == sorted(name for name in DIAGNOSTICS if name in analysis.DIAGNOSTICS)
 
 
-class TestSeveral:
-    def test_a_paper_means_its_own_tables_and_a_star_those_that_fit(self) -> None:
-        assert matching("hbn/table1") == ["hbn/table1"]
-        assert matching("./mine.toml") == ["./mine.toml"]
-        assert matching("greg") == [n for n in names() if n.startswith("greg/") and "-" not in n]
-        assert matching("hbn/figure*") == [n for n in names() if n.startswith("hbn/figure")]
-        assert matching("greg/*-lite0") == ["greg/table1-lite0", "greg/table2-lite0", "greg/table3-lite0"]
-        assert matching("nothing/*") == ["nothing/*"]  # refused by its name when it is read
-
-
 class TestCommand:
     @pytest.mark.slow
     def test_the_list_has_every_recipe_with_its_caption(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -357,8 +327,6 @@ class TestCommand:
             (["hbntable6"], "did you mean 'hbn/table6'?"),
             ([], "'fedkeel reproduce' lacks NAME"),
             (["hbn/table1", "--only", "HBNN"], "did you mean 'HBN'?"),
-            (["hbn/table1", "--scale", "much"], "'scale' is 'much'"),
-            (["hbn/table1", "--scale", "2"], "'scale' is 2"),
             (["hbn/table1", "--seeds", "x"], "'seeds' is 'x'"),
             (["hbn/table1", "--rounds", "0"], "'rounds' is 0"),
         ],
@@ -373,12 +341,12 @@ class TestCommand:
         self, file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("FEDKEEL_DATA", raising=False)
-        words = ["reproduce", file, "--only", "FedAvg", "GN", "digits", "--seeds", "1", "--scale", "0.5"]
+        words = ["reproduce", file, "--only", "FedAvg", "GN", "digits", "--seeds", "1", "--rounds", "1"]
         words += ["--out", str(tmp_path / "runs"), "--jobs", "1", "--quiet"]
         assert main(words) == 0
         text = capsys.readouterr().out
         assert "HBN, Table 0: Two methods on two domains" in text
-        assert "*** QUICK LOOK" in text
+        assert "*** CHANGED: rounds=1" in text
         assert "/ 10.0 /" in text
         assert "order" in text
         assert main([*words, "--json"]) == 0

@@ -117,11 +117,6 @@ class TestChoosing:
         run = Run(tmp_path / "trials" / "fedavg" / "001")
         assert low == min(entry["loss"] for entry in run.scores("validation"))
 
-    def test_a_value_at_the_end_of_its_range_is_told(self, tmp_path: Path) -> None:
-        tuning = tune(tmp_path, space={"learning_rate": [1e-8, 1e-7, 0.1]})
-        (note,) = tuning.notes
-        assert note.startswith("learning_rate of fedavg, 0.1, is at the upper end of what was tried")
-
     def test_a_trial_that_fails_is_not_chosen_and_the_others_go_on(self, tmp_path: Path) -> None:
         tuning = tune(tmp_path, space={"learning_rate": [1e30, 0.05]})
         assert [(trial["state"], trial["learning_rate"]) for trial in tuning.trials] == [
@@ -206,16 +201,6 @@ class TestGoingOn:
         with pytest.raises(FedkeelError, match=r"tuning\.json' cannot be read as a search"):
             tune(tmp_path)
 
-    def test_without_a_directory_the_same_call_finds_its_own_again(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        options: dict[str, Any] = {**tiny.OPTIONS, "rounds": 1, "seeds": 1, "jobs": 1, "trials": 2}
-        objects: dict[str, Any] = {"federation": sites(), "model": "mlp"}
-        first, again = (fedkeel.tune(["fedavg"], **options, **objects) for _ in range(2))
-        other = fedkeel.tune(["fedavg"], **{**options, "batch_size": 16}, **objects)
-        assert [str(t.directory) for t in (first, again, other)] == [*["runs/tune-own"] * 2, "runs/tune-own-2"]
-
     def test_optuna_reads_what_is_in_the_folder(self, searched: Path) -> None:
         journal = optuna.storages.journal.JournalFileBackend(str(searched / "tuning.journal"))
         (study,) = optuna.get_all_study_summaries(optuna.storages.JournalStorage(journal))
@@ -273,16 +258,7 @@ def test_a_search_is_read_again(searched: Path) -> None:
     assert repr(again).startswith(f"Tuning('{searched}')")
     assert again.best["fedavg"].keys() == {"learning_rate"}
     assert len(again.frame()) == 5
-    assert "<table>" in again._repr_html_()
     assert [trial.label for trial in collect_runs([searched]).trials] == [t.label for t in again.comparison.trials]
-
-
-def test_the_importance_of_options_is_known_of_enough_trials(tmp_path: Path) -> None:
-    # One option decides how far a step goes, the other next to nothing.
-    space = "learning_rate=log(0.00001, 0.3), weight_decay=uniform(0, 1e-12)"
-    tuning = tune(tmp_path, space=space, trials=10, rounds=1, prune=False, **LOSS)
-    weights = tuning.methods[0]["importance"]
-    assert weights["learning_rate"] > weights["weight_decay"]
 
 
 def test_validation_takes_the_place_of_the_test(tmp_path: Path) -> None:
