@@ -1,6 +1,6 @@
 """Any method and executor on the GPU rows of `gpu.py`, each against the usual loop, as lines of JSON.
 
-    python benchmarks/slots.py [row ...] [--executors serial cuda] [--methods fedavg greg] [--compile]
+    python benchmarks/slots.py [row ...] [--executors serial cuda] [--methods fedavg greg]
 
 The usual loop is one client after another, eager PyTorch, data already on the GPU, the same model, batches and
 optimiser. Every figure is client-steps per second, measured after two warm-up rounds, with the GPU synchronised.
@@ -32,7 +32,6 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", default=list(ROWS))
     parser.add_argument("--executors", nargs="+", default=["cuda"])
     parser.add_argument("--methods", nargs="+", default=["fedavg"])
-    parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     print(json.dumps({"device": torch.cuda.get_device_name(0), "torch": torch.__version__}), flush=True)
     for name in options.rows:
@@ -42,7 +41,7 @@ def main() -> None:
         print(json.dumps({"row": name, "usual_loop": round(usual)}), flush=True)
         for method in options.methods:
             for executor in options.executors:
-                speed = executor_speed(replace(row, method=method), federation, executor, compile=options.compile)
+                speed = executor_speed(replace(row, method=method), federation, executor)
                 ratio = speed["steps_per_second"] / usual
                 print(
                     json.dumps(

@@ -84,7 +84,6 @@ def test_dashes_in_a_file_are_underscores(tmp_path: Path) -> None:
         (b"rounds = 1" + b"0" * 5000, "not valid TOML"),
         (b"data = " + b"[" * 5000, "not valid TOML"),
         (b"momentum = 1" + b"0" * 400, "'momentum' is inf: give a finite number"),
-        (b"batch-size = 3\nbatch_size = 4", "gives 'batch-size' twice"),
     ],
 )
 def test_a_broken_file_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -78,53 +76,12 @@ def test_everything_that_is_listed_is_told_in_whole_sentences() -> None:
             assert kind == "diagnostics" or entry.summary.endswith("."), (kind, entry.name, entry.summary)
 
 
-# -- installed packages ----------------------------------------------------------------------------------------------
-def installed(root: Path, name: str, module: str, text: str) -> None:
-    """A distribution as an installer leaves it: its files, and what it says of itself."""
-    (root / f"{module}.py").write_text(text)
-    about = root / f"{module}-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(f"[fedkeel.boxes]\nany = {module}\n")
-
-
-BOX = "from fedkeel.registry import REGISTRIES\n@REGISTRIES['boxes'].register('{}')\ndef made(): return '{}'\n"
-
-
 @pytest.fixture
-def boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry[str]]:
-    monkeypatch.syspath_prepend(tmp_path)
+def boxes() -> Iterator[Registry[str]]:
     registry: Registry[str] = Registry("box", "boxes")
     registry.register("tin")(lambda: "tin")
     yield registry
-    for name in ("box_good", "box_bad", "box_worse"):
-        sys.modules.pop(name, None)
     del REGISTRIES["boxes"]
-
-
-def test_a_package_adds_by_its_entry_points_when_a_name_is_not_found(boxes: Registry[str], tmp_path: Path) -> None:
-    installed(tmp_path, "box-good", "box_good", BOX.format("crate", "crate"))
-    assert boxes.build("tin") == "tin"
-    assert "box_good" not in sys.modules  # nobody asked for it
-    assert boxes.build("crate") == "crate"
-    assert boxes.names() == ["crate", "tin"]
-
-
-def test_a_broken_package_is_told_once_and_does_not_stop_the_rest(
-    boxes: Registry[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    messages: list[str] = []
-    monkeypatch.setattr(table.log, "warning", messages.append)
-    installed(tmp_path, "box-bad", "box_bad", "import no_such_thing\n")
-    installed(tmp_path, "box-worse", "box_worse", "raise SystemExit('over')\n")
-    installed(tmp_path, "box-good", "box_good", BOX.format("crate", "crate"))
-    assert [entry.name for entry in boxes] == ["crate", "tin"]
-    assert len(messages) == 2
-    bad = next(message for message in messages if "box_bad" in message)
-    assert "cannot add to the boxes, ModuleNotFoundError: No module named 'no_such_thing'; update or remove it." in bad
-    with pytest.raises(FedkeelError, match="There is no box named 'bag': choose from crate, tin"):
-        boxes.entry("bag")
-    assert len(messages) == 2
 
 
 def test_groups_are_called_as_the_lists_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ else:
     import tomli as tomllib
 
 PYTHON_OBJECT = "(given in Python)"  # in place of a name
-RAY_OPTIONS = ("ray_address", "ray_cores", "ray_gpus", "ray_actors")
+RAY_OPTIONS = ("ray_address", "ray_cores", "ray_actors")
 # What does not change the result, and so may change when a run is resumed.
 MACHINE_OPTIONS = (
     *("executor", "workers", "threads", "device", "checkpoint_every"),
@@ -76,7 +76,6 @@ BY_STEPS = Needs(lambda run: run.local_epochs == 1, "beside --local-epochs")
 PERSONAL = Needs(lambda run: run.personal or CALIBRATED.holds(run), "where all clients have the same model")
 IMAGES = Needs(lambda run: not run.network, "over a network, where images stay at the sites")
 TESTED = Needs(lambda run: not run.network, "over a network, where sites are tested on what they hold out")
-COMPILED = Needs(lambda run: not run.network and run.dp != "local", "over a network, or with --dp local")
 ON_RAY = Needs(lambda run: run.executor == "ray", "without --executor ray")
 REMOTE = Needs(lambda run: run.network or run.executor == "ray", "without --executor ray or a network")
 CROWD = Needs(
@@ -84,7 +83,6 @@ CROWD = Needs(
     "without --executor processes, cuda or ray, and in runs beside others, of --jobs",
 )
 ON_GPU = Needs(lambda run: run.device != "cpu" or run.precision == "float32", "on the CPU, which computes in float32")
-DECAYING = Needs(lambda run: "decay" in run.taken, "without --schedule exponential, or where its brackets say it")
 
 
 def taken(name: str) -> Needs:
@@ -150,15 +148,15 @@ class Config:
     local_steps: Number = option(0, "local steps in a round, of as many passes as it takes; 0: whole passes", BY_STEPS)
     batch_size: Count = option(32, "samples in a local step")
     drop_last: bool = option(False, "drop the last incomplete batch of an epoch (kept by default)", BATCHES)
-    loss: str = option("cross-entropy", "what is trained on: 'cross-entropy(class_weights=balanced)', 'focal(gamma=2)'")
+    loss: str = option("cross-entropy", "what is trained on: 'cross-entropy(class_weights=balanced)'")
     optimizer: str = option("sgd", "local optimizer, new in every round: any of torch.optim, 'adam(betas=(0.9, 0.99))'")
     learning_rate: Positive = option(0.01, "before the schedule")
     momentum: Share = option(0.9, "of sgd and rmsprop", taken("momentum"))
     weight_decay: NotNegative = option(0.0, "of optimizers that have one", taken("weight_decay"))
     schedule: str = option(
-        "constant", "the learning rate from round to round: cosine, 'step(every=30)', 'warmup(rounds=5, then=cosine)'"
+        "constant",
+        "the learning rate from round to round: cosine, 'exponential(decay=0.99)', 'warmup(rounds=5, then=cosine)'",
     )
-    decay: PositiveShare = option(0.998, "factor per round of the exponential schedule", DECAYING)
     clip_norm: NotNegative = option(0.0, "clip the norm of all gradients together; 0 does not")
 
     evaluate_every: Count = option(
@@ -193,10 +191,8 @@ class Config:
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     ray_address: str = option("local", "cluster of ray: local (a new one), auto (of this machine) or HOST:PORT", ON_RAY)
     ray_cores: Number = option(0, "cores of each actor of ray on a CPU (0: one)", ON_RAY)
-    ray_gpus: PositiveShare = option(1.0, "share of a GPU that each actor of ray takes: with 0.5 two share one", ON_RAY)
     ray_actors: Number = option(0, "most actors of ray (0: as many as the cluster has room for)", ON_RAY)
     precision: Literal["float32", "tf32", "bf16"] = option("tf32", "arithmetic on a GPU: fewer bits are faster", ON_GPU)
-    compile: bool = option(False, "compile the network with torch.compile: faster steps after a minute or so", COMPILED)
     checkpoint_every: Count = option(1, "rounds between checkpoints; the last round has one in any case")
 
     def __post_init__(self) -> None:
@@ -275,8 +271,5 @@ def read_table(path: str | Path, what: str) -> tuple[dict[str, Any], dict[str, i
     except (ValueError, RecursionError) as error:  # also what is not text, a number of pages, brackets without end
         raise FedkeelError(f"The {what} '{path}' is not valid TOML: {error}.") from error
     begins = [line.partition("=")[0].strip().replace("-", "_") for line in text.split("\n")]
-    for name in table:
-        if "-" in name and name.replace("-", "_") in table:
-            raise FedkeelError(f"The {what} '{path}' gives '{name}' twice, also with '_': keep one.")
     table = {name.replace("-", "_"): value for name, value in table.items()}
     return table, {name: begins.index(name) + 1 for name in table if name in begins}

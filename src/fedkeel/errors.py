@@ -106,7 +106,9 @@ _SHORTAGE = re.compile(
 
 def shortage(error: BaseException) -> str:
     """One sentence, if it is memory that was missing; else nothing."""
-    known = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    known = isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EAGAIN)
+    )
     if not known and not (isinstance(error, RuntimeError) and _SHORTAGE.search(str(error))):
         return ""
     return (

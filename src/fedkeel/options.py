@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from fedkeel.errors import FedkeelError, nearest
 
 LONGEST = 60
-LARGEST = 2**1000  # of the whole numbers that are taken for a float
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -91,7 +90,7 @@ def checked(value: Any, hint: Any, subject: str) -> Any:
             raise FedkeelError(f"{subject} is {described(value)}: {nearest(str(value), get_args(kind))}")
         return value
     if kind is float and type(value) is int:
-        value = float(value) if abs(value) < LARGEST else inf
+        value = float(value) if abs(value) < 2**1000 else inf
     if kind in KINDS and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
         wanted = next((f": {limit.wanted}" for limit in limits if isinstance(limit, Range)), ".")
         raise FedkeelError(f"{subject} is {described(value)}, which is not {KINDS[kind]}{wanted}")

@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import logging
 import pkgutil
 import re
 import sys
@@ -14,7 +13,6 @@ from typing import Any, Generic, TypeVar
 from fedkeel.errors import FedkeelError, first_line, nearest, unknown
 from fedkeel.options import checked, described, hints_of, refuse_beside
 
-log = logging.getLogger("fedkeel")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,9 +78,6 @@ def discover(package: str) -> None:
 class Registry(Generic[T]):
     """A table of named builders. `kind` is the word used in messages, e.g. "method"; `given`: see `Entry`.
 
-    Installed packages add to it by an entry point in the group `fedkeel.methods`: a module that registers something
-    when it is imported. They are looked for once, when a name is not found or all of them are asked for.
-
     >>> from fedkeel.methods import METHODS
     >>> METHODS.make("fedprox", mu=0.1).mu, "fedbn" in METHODS, METHODS.entry("fedprox").options()["mu"].default
     (0.1, True, 0.01)
@@ -92,7 +87,6 @@ class Registry(Generic[T]):
         self.kind, self.given = kind, given
         self.group = group or kind + ("es" if kind.endswith("s") else "s")
         self._entries: dict[str, Entry[T]] = {}
-        self._is_complete = False
         REGISTRIES[self.group] = self
 
     def register(self, name: str, *, summary: str = "", paper: str = "") -> Callable[[F], F]:
@@ -113,7 +107,7 @@ class Registry(Generic[T]):
         """What is registered under `name`: its builder, summary and paper."""
         if not isinstance(name, str):
             raise FedkeelError(f"The {self.kind} is {described(name)}: give its name as text.")
-        if name not in self:
+        if name not in self._entries:
             raise FedkeelError(unknown(self.kind, name, self._entries))
         return self._entries[name]
 
@@ -135,33 +129,16 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Every name, sorted."""
-        self._add_installed()
         return sorted(self._entries)
 
     def own(self) -> list[Entry[T]]:
         """Those registered so far that are not Fedkeel's."""
         return [entry for entry in self._entries.values() if entry.is_own]
 
-    def _add_installed(self) -> None:
-        if self._is_complete:
-            return
-        self._is_complete = True
-        metadata = importlib.import_module("importlib.metadata")  # slow, and most runs do without it
-        for point in metadata.entry_points(group=f"fedkeel.{self.group}"):
-            try:
-                point.load()
-            except (Exception, SystemExit) as error:  # one that is broken must not stop the rest
-                log.warning(
-                    f"'{point.value}' of an installed package cannot add to the {self.group}, {type(error).__name__}: "
-                    f"{first_line(error)}; update or remove it."
-                )
-
     def __iter__(self) -> Iterator[Entry[T]]:
         return iter(self._entries[name] for name in self.names())
 
     def __contains__(self, name: object) -> bool:
-        if name not in self._entries:
-            self._add_installed()
         return name in self._entries
 
 

@@ -18,7 +18,7 @@ from fedkeel.core import imports, naming
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.method import Method
 from fedkeel.data.federation import Federation, called
-from fedkeel.engine.checks import check_objects, refuse_name, refuse_unused
+from fedkeel.engine.checks import check_objects, refuse_unused
 from fedkeel.engine.executors.executor import names_single_threaded
 from fedkeel.engine.executors.sites.roster import FILE as SITES
 from fedkeel.engine.idle import refuse_idle
@@ -284,7 +284,6 @@ def _settings(config: Config | Mapping[str, Any] | str | Path | None, options: d
     if isinstance(config, Config):
         return config.replace(**options)
     if isinstance(config, (str, Path)):
-        refuse_name(config)
         config = configuration.read(config)
     if config is not None and not isinstance(config, Mapping):
         raise FedkeelError(

@@ -58,9 +58,9 @@ def test_other_options_beside_a_run_that_has_begun_are_refused(
     ("words", "said"),
     [
         ([], "is not the kit of a site"),
-        (["--data", "nowhere"], "is not a folder"),
+        (["--data", "nowhere"], "does not exist"),
         (["--group", "(patient)_"], "have no group"),
-        (["--group", "patient"], "0 pairs of brackets"),
+        (["--group", "patient"], "with one pair of brackets"),
         (["--tolerate", "5%"], "give a share, such as 0.05"),
         (["--bits", "6"], "give a number from 8 to 16"),
         (["--accept", "{policy}"], "did you mean 'rounds'?"),

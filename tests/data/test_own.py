@@ -220,6 +220,8 @@ def test_shares_are_of_each_class_of_each_client_and_do_not_depend_on_the_seed_o
 
 def test_what_is_for_testing_can_be_said_of_each_sample() -> None:
     mask = np.arange(120) % 4 == 0
+    with pytest.raises(DataError, match="split_seed=1 does nothing"):
+        data.federation(X, Y, clients=SITES, test=mask, validation=0.0, split_seed=1)
     federation = data.federation(X, Y, clients=SITES, test=mask, validation=0.5)
     tests = torch.cat([client.test for client in federation.clients]).tolist()
     assert sorted(tests) == np.flatnonzero(mask).tolist()

@@ -13,6 +13,7 @@ from fedkeel.data.readers.digits import DigitsFive
 from fedkeel.data.readers.medical import Camelyon17
 from fedkeel.data.readers.trees import PACS, VLCS, DomainNet, OfficeCaltech10
 from fedkeel.data.splits import by_shares, shuffled_split
+from fedkeel.errors import DataError
 
 
 def domain(images: int, classes: int = 7, official: int | None = None) -> Domain:
@@ -112,6 +113,21 @@ def test_an_official_split_stays_unless_it_is_asked_to_go() -> None:
     train, held, test = by_shares(domains, 0, validation=0, test=0.2, official=False)["a"]
     assert not set(test) <= set(range(60, 100))
     assert len(test) in range(18, 23)
+
+
+def test_a_seed_of_a_split_that_nobody_draws_is_refused() -> None:
+    listed, whole = domain(100, 4, official=60), domain(100, 4)
+    for idle in (
+        lambda: by_shares({"a": listed}, 3, validation=0, test=0.5),
+        lambda: by_shares({"a": whole}, 3, validation=0, test=0),
+        lambda: OfficeCaltech10.subsets["fedbn"]({"a": listed}, 3),
+        lambda: DigitsFive.subsets["fedwon"]({"a": whole}, 3),
+    ):
+        with pytest.raises(DataError, match="split_seed=3 does nothing where no split is drawn at random"):
+            idle()
+    by_shares({"a": listed, "b": whole}, 3, validation=0, test=0.5)
+    by_shares({"a": listed}, 3, validation=0.1, test=0)
+    by_shares({"a": listed}, 3, validation=0, test=0, of_all=True)
 
 
 @pytest.mark.parametrize("clients", [100, 200, 500, 1000])

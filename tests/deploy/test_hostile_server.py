@@ -18,9 +18,9 @@ from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Broadcast, broadcast_to_bytes, update_from_bytes
 from fedkeel.deploy import requests
 from fedkeel.deploy import site as site_module
-from fedkeel.deploy.memory import PrivacyLedger
 from fedkeel.deploy.policy import Policy
 from fedkeel.deploy.site import Site, own_data
+from fedkeel.engine.executors.sites.channel import STEPS
 from fedkeel.methods import build as build_method
 from fedkeel.models import timm_models
 from tests.deploy.real import CLASSES, draw_images
@@ -81,9 +81,8 @@ def describe(site: Site, **options: Any) -> dict[str, Any]:
 
 def train(site: Site, broadcast: Broadcast, **changes: Any) -> tuple[dict[str, Any], bytes]:
     options = changes.pop("options", {})
-    step = [broadcast.round, 0]
-    request = {"do": "train", "session": session(classes=list(CLASSES), **options), "step": step}
-    return site.reply({**request, "after": None, **changes}, broadcast_to_bytes(broadcast))
+    request = {"do": "train", "session": session(classes=list(CLASSES), **options), "step": broadcast.round * STEPS}
+    return site.reply({**request, "after": -1, **changes}, broadcast_to_bytes(broadcast))
 
 
 def sound_broadcast(round: int = 0, rounds: int = 3) -> Broadcast:
@@ -97,60 +96,42 @@ def sound_broadcast(round: int = 0, rounds: int = 3) -> Broadcast:
 
 NAMES = [
     {"model": "timm:resnet10t(checkpoint_path=/etc/shadow)"},
-    {"model": "resnet10t(checkpoint_path=/etc/shadow)"},
     {"model": "timm:resnet10t(pretrained_cfg_overlay={'url': 'http://127.0.0.1:9/x.pth'}, pretrained=true)"},
     {"model": "timm:resnet10t(pretrained_cfg={'file': '/etc/shadow'}, pretrained=true)"},
     {"model": "timm:resnet10t(pretrained=true)"},
-    {"model": "timm:resnet10t(pretrained=1)"},
-    {"model": "timm:resnet10t(cache_dir=/tmp/x)"},
     {"model": "timm:resnet10t(features_only=true)"},
-    {"model": "timm:resnet10t(scriptable=true)"},
     {"model": "timm:hf-hub:timm/resnet18"},
-    {"model": "hf_hub:timm/resnet18"},
     {"model": "timm:local-dir:/etc"},
-    {"model": "/etc/shadow"},
     {"model": "os.system"},
     {"model": "simple_cnn(weights=/etc/shadow)"},
-    {"model": "simple_cnn(width=1e300)"},
     {"model": "simple_cnn(width={'a': 1})"},
     {"model": "resnet18(stem='../../etc/passwd')"},
-    {"model": "resnet18(stem=" + "x" * 3000 + ")"},
     {"model": "x" * 5000},
     {"model": "simple_cnn(width=" + "[" * 1500 + ")"},
-    {"model": "simple_cnn(width=" + "-" * 3000 + "1)"},
     {"method": "os.system"},
-    {"method": "tests.tiny"},
-    {"method": "fedavg+../x"},
     {"method": "fedprox(mu='/etc/shadow')"},
     {"method": "+".join(["fedprox"] * 40)},
     {"method": "hbn(record={'a': 2})"},
     {"method": "hbn(stats_batch=1000000)"},
-    {"method": "gn+fedsr(samples=1000000)"},
-    {"data": "folder(root=/etc)"},
     {"data": "folder(root=/etc, size=16)"},
     {"data": "folder(size=100000)"},
     {"data": "folder(size=16, test_transform='resize(size=100000)')"},
     {"data": "folder(size=16, train_transform='flip+crop(padding=10000000)')"},
     {"data": "folder(size=16, train_transform='open(path=/etc/shadow)')"},
-    {"data": "folder(size=16, train_transform=3)"},
-    {"data": "folder(size=16, split_seed='/etc/shadow')"},
     {"data": "cifar10(root=/etc)"},
     {"data": "folder(size=16, partition='dirichlet(clients=3)')"},
-    {"partition": "dirichlet(clients=1000000)"},
     {"rounds": 10**9},
     {"local_epochs": 10**9},
     {"batch_size": 10**9},
-    {"evaluation_batch": 10**9},
-    {"checkpoint_every": 10**9},
-    {"rounds": -1},
-    {"rounds": "3"},
     {"rounds": 10**400},
     {"learning_rate": float("nan")},
     {"learning_rate": 10**400},
-    {"dp_noise": 10**310},
     {"no_such_option": 1},
     {"seed\nserver: all is well": 1},
     {"method": None},
+    {"loss": "theirs"},
+    {"optimizer": "adam(betas=(2, 3))"},
+    {"select_by": "x" * 5000},
 ]
 
 
@@ -172,7 +153,7 @@ def test_what_a_server_may_not_name_is_refused_before_anything_is_opened_or_buil
     monkeypatch.setattr(models, "build", never)
     for request in (
         {"do": "describe", "session": session(**options)},
-        {"do": "train", "session": session(**options), "step": [0, 0], "after": None},
+        {"do": "train", "session": session(**options), "step": 0, "after": -1},
     ):
         reply, data = site.reply(request, b"")
         assert set(reply) == {"failure"}
@@ -206,7 +187,7 @@ def test_a_network_that_no_machine_holds_is_counted_and_not_built(
 def test_of_the_other_options_a_site_takes_none(site: Site, events: Events) -> None:
     """A server cannot say where a site computes, what it starts from, or what it writes down."""
     theirs = {"weights": "/etc/shadow", "device": "cuda:77", "executor": "processes", "workers": 99}
-    theirs |= {"record": "tsne", "robust": "krum", "compile": True, "threads": 64}
+    theirs |= {"record": "tsne", "robust": "krum", "threads": 64}
     assert "failure" not in describe(site, **theirs)
     reply, data = train(site, sound_broadcast(), options=theirs)
     assert "failure" not in reply, reply
@@ -222,24 +203,18 @@ def test_of_the_other_options_a_site_takes_none(site: Site, events: Events) -> N
     "change",
     [
         {"session": None},
-        {"session": {"version": fedkeel.__version__}},
         {"session": session() | {"version": "9.9\nnonsense"}},
         {"session": session() | {"config": [1]}},
         {"session": session() | {"run": "../../x"}},
-        {"session": session() | {"run": "a" * 1000}},
         {"session": session() | {"classes": "abc"}},
-        {"session": session() | {"classes": [1, 2]}},
         {"session": session() | {"classes": [str(n) for n in range(40_000)]}},
         {"session": session() | {"classes": ["../../etc"]}},
         {"do": "delete"},
-        {"do": ["train"]},
         {"step": None},
         {"step": [0]},
-        {"step": [-1, 0]},
-        {"step": [0, -1]},
-        {"step": [0, 10**9]},
-        {"step": [1, 0]},
-        {"step": ["0", "0"]},
+        {"step": -1},
+        {"step": STEPS},
+        {"step": "0"},
         {"after": "now"},
     ],
     ids=lambda change: str(change)[:50],
@@ -258,15 +233,11 @@ def wrong_broadcasts() -> Iterator[tuple[str, Broadcast]]:
     sound = sound_broadcast()
     name, tensor = next(iter(sound.weights.items()))
     yield "another round", replace(sound, round=3)
-    yield "a round before the first", replace(sound, round=-1)
     yield "more rounds", replace(sound, rounds=400)
-    yield "a name missing", replace(sound, weights={k: t for k, t in sound.weights.items() if k != name})
     yield "a name too many", replace(sound, weights={**sound.weights, "more": tensor})
     yield "another shape", replace(sound, weights={**sound.weights, name: tensor[:1]})
-    yield "another kind", replace(sound, weights={**sound.weights, name: tensor.double()})
     yield "not a number", replace(sound, weights={**sound.weights, name: tensor * torch.nan})
     yield "statistics missing", replace(sound, statistics={})
-    yield "far larger than the model", replace(sound, extras={"fedavg/x": torch.zeros(6_000_000)})
 
 
 @pytest.mark.parametrize(("what", "broadcast"), list(wrong_broadcasts()), ids=lambda given: str(given)[:30])
@@ -290,24 +261,11 @@ def test_a_run_of_single_images_is_refused_where_the_policy_says_so(site: Site) 
     assert "failure" not in describe(site, data=halves)
 
 
-def test_tables_that_a_network_does_not_save_count_as_its_numbers(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of relative positions, in a transformer with a window as large as its image, there are tens of gigabytes."""
-    usual = models.build_spec
-
-    def with_positions(*given: Any, **options: Any) -> Any:
-        network = usual(*given, **options)
-        network.register_buffer("positions", torch.empty(50_000, 5_000, dtype=torch.int64), persistent=False)
-        return network
-
-    monkeypatch.setattr(models, "build_spec", with_positions)
-    assert "numbers: sites take at most 200,000,000" in describe(site)["failure"]
-
-
 def test_a_failure_tells_the_server_no_path_of_the_site(
     site: Site, images: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     of_others = session(classes=["dog", "cow"])
-    failure = site.reply({"do": "train", "session": of_others, "step": [0, 0], "after": None}, b"")[0]["failure"]
+    failure = site.reply({"do": "train", "session": of_others, "step": 0, "after": -1}, b"")[0]["failure"]
     assert "of a file or folder of its own is no class of the federation" in failure
     assert "/" not in failure
     assert str(images) in caplog.text, "the site's own log says which"
@@ -315,35 +273,13 @@ def test_a_failure_tells_the_server_no_path_of_the_site(
         assert site_module.PATH.sub("it", f"'cat' of '{path}': see 'folder'.") == "'cat' of it: see 'folder'."
 
 
-def test_a_training_that_is_asked_for_again_is_charged_again(site: Site, tmp_path: Path) -> None:
-    """A server that gets the same training under other noise for nothing takes the mean of them, and the noise is
-    gone."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        network = models.build("simple_cnn", num_classes=4, image_size=16)
-    Composition.of(build_method("gn")).prepare(network)
-    broadcast = Broadcast(0, 3, dict(network.state_dict()), {})
-    account = PrivacyLedger(tmp_path / "state")
-    spent = []
-    for number in range(3):
-        given = session(f"{number:016}", [*CLASSES, "w"], method="gn", dp="local")
-        update_from_bytes(train(site, broadcast, session=given)[1])
-        spent.append(sum(account.read().values()))
-    assert spent == [spent[0], 2 * spent[0], 3 * spent[0]]
-
-
-@pytest.mark.parametrize("step", [None, 5, [], ["x\n"], {"a": 1}, [True], [[0]]], ids=str)
+@pytest.mark.parametrize("step", [None, [], ["x\n"], {"a": 1}, True], ids=str)
 def test_what_a_server_asks_is_one_line_of_the_log_whatever_it_is(step: object) -> None:
     pytest.importorskip("nvflare", reason="nvflare is not installed")
     from fedkeel.deploy.executor import summary
 
-    assert summary({"do": "train", "step": [2, 0]}) == "train, round 3"
+    assert summary({"do": "train", "step": 2 * STEPS}) == "train, round 3"
     assert summary({"do": "all is well\n\x1b[2Jserver", "step": step}) == "all is well[2Jserver"
-
-
-def test_a_split_is_tested_once_however_often_it_is_asked_for(site: Site) -> None:
-    reply, _ = train(site, sound_broadcast(), do="evaluate", splits=["test"] * 1000, detailed=False)
-    assert [evaluation["split"] for evaluation in reply["evaluations"]] == ["test"]
 
 
 @pytest.mark.slow
@@ -356,11 +292,10 @@ def test_an_honest_server_may_ask_for_a_network_of_timm(site: Site, events: Even
 
 def test_every_method_can_be_counted_without_memory(images: Path) -> None:
     """Otherwise a sound method would be refused."""
-    from fedkeel.core.composition import Composition
     from fedkeel.data.site import load_site
-    from fedkeel.methods import METHODS, build
+    from fedkeel.methods import METHODS
 
     federation = load_site(images, "north", Config(data="folder(size=16)"))
     for method in METHODS.names():
-        if not Composition.of(build(method)).is_pooled:
+        if not Composition.of(build_method(method)).is_pooled:
             requests.check_network(Config(method=method), federation)

@@ -11,7 +11,6 @@ import pytest
 from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.deploy import requests
-from fedkeel.deploy.memory import PrivacyLedger
 from fedkeel.deploy.policy import Policy
 from fedkeel.errors import FedkeelError
 from tests import tiny
@@ -67,10 +66,8 @@ def test_a_mistake_in_a_policy_is_one_sentence(tmp_path: Path, text: str, senten
     ("line", "config", "asked_for"),
     [
         ('methods = "fedavg, fedcm"', {"method": "fedavg+gn"}, "'gn'"),
-        ('methods = "fedavg, fedcm"', {"method": "scaffold"}, "'scaffold'"),
         ("rounds = 5", {"rounds": 6}, "6 rounds"),
         ('dp = "central"', {}, "'dp = \"none\"'"),
-        ('dp = "local"', {"dp": "central"}, "'dp = \"central\"'"),
         ("samples = 8", {"method": "hbn(stats_samples=2)"}, "2 images as 'stats_samples' of 'hbn'"),
     ],
 )
@@ -81,12 +78,6 @@ def test_each_line_refuses_what_is_beyond_it_and_is_named(
     with pytest.raises(FedkeelError) as refused:
         requests.check(Config(**{"data": "folder", **config}), policy)
     assert str(refused.value) == f"its policy has '{line}', and it is asked for {asked_for}"
-
-
-def test_what_is_within_a_policy_passes(tmp_path: Path) -> None:
-    lines = "methods = 'fedavg, gn'\nrounds = 5\ndp = 'central'"
-    config = Config(method="fedavg+gn", rounds=5, dp="local", evaluation_batch=32, data="folder(size=32)")
-    requests.check(config, Policy.read(written(tmp_path, lines)))
 
 
 def test_a_site_that_refuses_sits_out_and_both_ends_say_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -107,7 +98,7 @@ def test_where_too_few_are_left_the_server_ends_and_says_why(tmp_path: Path) -> 
     with pytest.raises(FedkeelError, match=r"No site can take part .*it is asked for 3 rounds"):
         over_network(tmp_path / "all", loop=loop, rounds=3)
     loop.at["ward"].policy = Policy()
-    with pytest.raises(FedkeelError, match="'min_clients' is 2, but of 1 clients"):
+    with pytest.raises(FedkeelError, match="'min_clients' is 2, but a round trains 1"):
         over_network(tmp_path / "two", loop=loop, rounds=3, min_clients=2)
 
 
@@ -141,40 +132,6 @@ def test_a_run_that_would_spend_too_much_is_refused_before_it_begins(tmp_path: P
 
 
 @needs_opacus
-def test_what_all_runs_together_spend_is_counted_at_the_site(tmp_path: Path) -> None:
-    """A server that starts anew, or trains the same round on another model, does not get more out of a site."""
-    from fedkeel.trust import privacy
-
-    loop = Loop(sites_of(tiny.federation(), tmp_path / "sites", tiny.model()))
-    whole = privacy.spent(Config(**{**tiny.OPTIONS, **PRIVATE}), 2, [tiny.SIZES["clinic"]])
-    assert whole is not None
-    loop.at["clinic"].policy = Policy(dp="local", epsilon=whole * 1.01)
-    first, second = tiny.Notes(), tiny.Notes()
-    over_network(tmp_path / "a", "gn", loop=loop, observer=first, **PRIVATE)
-    over_network(tmp_path / "b", "gn", loop=loop, observer=second, **PRIVATE, seed=1)
-    assert not any("its policy has" in note for note in first.notes)
-    refused = [note for note in second.notes if "as the epsilon of all that was trained here" in note]
-    assert len(refused) == 2
-
-
-@needs_opacus
-def test_every_training_is_charged_and_a_damaged_account_is_told(tmp_path: Path) -> None:
-    from fedkeel.trust.privacy import epsilon
-
-    account, config = PrivacyLedger(tmp_path), Config(**{**tiny.OPTIONS, **PRIVATE})
-    policy = Policy(dp="local", epsilon=epsilon(1.5, 0.4, 2 * 3, 1e-5) * 1.01)
-    for _ in range(2):
-        account.charge(config, 10, policy)
-    with pytest.raises(FedkeelError, match="as the epsilon of all that was trained here"):
-        account.charge(config, 10, policy)
-    spent = (tmp_path / "privacy.json").read_text()
-    for damaged in ("{", "{}", "[]", spent.replace("6", "-6"), spent.replace("1.5", "9.5")):
-        (tmp_path / "privacy.json").write_text(damaged)
-        with pytest.raises(FedkeelError, match="cannot be read: put it back"):
-            account.charge(config, 10, policy)
-
-
-@needs_opacus
 @pytest.mark.parametrize("method", ["fedavg", "hbn", "fedprox+gn"])
 def test_a_site_does_not_believe_that_a_method_is_private(tmp_path: Path, method: str) -> None:
     """The server's own check may have been taken out."""
@@ -188,7 +145,7 @@ def test_a_site_does_not_believe_that_a_method_is_private(tmp_path: Path, method
         "config": config.to_dict(),
         "classes": list(tiny.CLASSES),
     }
-    request = {"do": "train", "session": session, "step": [0, 0], "after": None}
+    request = {"do": "train", "session": session, "step": 0, "after": -1}
     assert "'dp=local'" in site.reply(request, b"")[0]["failure"]
 
 
@@ -206,26 +163,3 @@ def test_a_site_trains_on_the_loss_the_optimiser_and_the_schedule_that_the_serve
     assert (run.directory / model).read_bytes() == (alone.directory / model).read_bytes()
     plain = over_network(tmp_path / "plain")
     assert (run.directory / model).read_bytes() != (plain.directory / model).read_bytes()
-
-
-def test_patience_is_the_server_s(tmp_path: Path) -> None:
-    run = over_network(tmp_path, rounds=9, patience=2, min_delta=1.0)
-    assert (run.finished, run.rounds_done) == (True, 3)
-
-
-@pytest.mark.parametrize(
-    ("config", "sentence"),
-    [
-        ({"loss": "theirs"}, "There is no loss named 'theirs'"),
-        ({"optimizer": "theirs"}, "There is no optimizer named 'theirs'"),
-        ({"optimizer": "adam(betas=(2, 3))"}, "cannot take a step"),
-        ({"schedule": "theirs"}, "There is no schedule named 'theirs'"),
-        ({"metrics": "sure"}, "There is no metric named 'sure'"),
-        ({"select_by": "x" * 5000}, "'select_by' of the run has the size 5,000"),
-    ],
-)
-def test_what_a_site_has_not_is_refused_in_a_sentence(config: dict[str, Any], sentence: str) -> None:
-    requests.check(Config(data="folder", **OWN_TRAINING), Policy())
-    with pytest.raises(FedkeelError) as refused:
-        requests.check(Config(**{"data": "folder", **config}), Policy())
-    assert sentence in str(refused.value)

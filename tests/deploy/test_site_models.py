@@ -17,11 +17,9 @@ from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.core.client import Batch
 from fedkeel.data.federation import Federation
-from fedkeel.deploy.memory import KEPT_RUNS
-from fedkeel.deploy.policy import Policy
 from fedkeel.deploy.serving import Waiting, train
 from fedkeel.deploy.site import Site, own_data
-from fedkeel.deploy.site_models import SiteModels
+from fedkeel.deploy.site_models import KEPT_RUNS, SiteModels
 from fedkeel.nn.calibration import Calibrator
 from fedkeel.runs.run import Run
 from fedkeel.runs.trained import as_tested
@@ -91,14 +89,6 @@ def test_the_run_is_as_without_and_nothing_travels(tmp_path: Path) -> None:
     runs = [over_network(tmp_path / name, on=on, loop=used) for name, used in (("plain", plain), ("kept", loop))]
     assert tiny.result(runs[0]) == tiny.result(runs[1])
     assert [len(carried) for carried in plain.carried] == [len(carried) for carried in loop.carried]
-
-
-def test_a_site_that_tells_no_accuracy_has_the_model_too(tmp_path: Path) -> None:
-    on = tiny.federation(SIZES)
-    loop = keeping(on, tmp_path)
-    loop.at["ward"].policy = Policy(evaluation=False)
-    over_network(tmp_path, on=on, loop=loop, rounds=1)
-    assert kept(tmp_path, "ward").finished
 
 
 def test_a_folder_that_cannot_be_written_costs_the_run_nothing(

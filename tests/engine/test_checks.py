@@ -56,13 +56,15 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a dataset of torch": (lambda: simulate(federation=Images()), "'federation' is an Images: give a fedkeel.data.Fed"),
     "a data set's name": (lambda: simulate(federation="pacs"), "or the name of a data set as data="),
     "a class of data": (lambda: simulate(federation=data.Federation), "'federation' is the class Federation"),
-    "several methods": (lambda: on_tiny(method=["fedavg", "gn"]), "or its name; of several, joined by '+'."),
+    "several methods": (lambda: on_tiny(method=["fedavg", "gn"]), "give a fedkeel.Method, or its name where"),
     "method objects": (lambda: on_tiny(method=[methods.build("gn")]), "'method' is a list: give a fedkeel.Method"),
     "a registry entry": (lambda: on_tiny(method=METHODS.entry("fedbn")), "give a fedkeel.Method, or its name"),
-    "a method's class": (lambda: on_tiny(method=type(methods.build("gn"))), "give an object of it, GroupNorm(...)."),
-    "a number": (lambda: on_tiny(method=3), "'method' is 3: give a fedkeel.Method, or its name;"),
-    "the method first": (lambda: simulate("fedbn"), "a method is given as method='fedbn'"),
-    "a wrong name first": (lambda: simulate("fedbm"), "no configuration file 'fedbm'"),
+    "a method's class": (
+        lambda: on_tiny(method=type(methods.build("gn"))),
+        "is the class GroupNorm: give a fedkeel.Method",
+    ),
+    "a number": (lambda: on_tiny(method=3), "'method' is 3: give a fedkeel.Method, or its name"),
+    "the method first": (lambda: simulate("fedbn"), "The configuration 'fedbn' cannot be read"),
     "no such file": (lambda: simulate("none.toml"), "'none.toml' cannot be read"),
     "the federation first": (lambda: simulate(tiny.federation()), "The configuration is a Federation: give a Config"),
     "a list first": (lambda: simulate(["fedavg"]), "The configuration is ['fedavg']"),
@@ -72,8 +74,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a table with numbers": (lambda: simulate({1: 2}), "There is no option '1'"),
     "data that is an object": (lambda: simulate(data=tiny.federation()), "'data' is a Federation, which is not text."),
-    "a network's class": (lambda: on_tiny(model=Network), "'model' is the class Network: give an object of it"),
-    "a model's entry": (lambda: on_tiny(model=models.MODELS.entry("resnet10")), "give a network, or its name."),
+    "a network's class": (lambda: on_tiny(model=Network), "'model' is the class Network: give a network"),
+    "a model's entry": (lambda: on_tiny(model=models.MODELS.entry("resnet10")), "give a network, or its name where"),
     "weights as a model": (lambda: on_tiny(model=tiny.model().state_dict()), "'model' is an OrderedDict"),
     "a bare network": (lambda: on_tiny(model=Network()), "wrap it with fedkeel.models.wrap"),
     "a lazy network": (lambda: on_tiny(model=lazy()), "The layer 'last' of Network is lazy"),
@@ -129,7 +131,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "one place to report": (lambda: report.write("runs"), "What to report is 'runs': give a list"),
     "nothing to report": (lambda: report.write(None), "What to report is None"),  # type: ignore[arg-type]
     "a recipe that is a number": (lambda: reproduce(3), "The recipe is 3: give its name"),  # type: ignore[arg-type]
-    "a scale of letters": (lambda: reproduce("hbn/table1", scale="x"), "is 'x'"),  # type: ignore[arg-type]
     "no labels": (lambda: reproduce("hbn/table1", only=3), "is 3: give a list of labels"),  # type: ignore[arg-type]
     "a diagnostic of letters": (
         lambda: analysis.build("tsne(samples=x)"),

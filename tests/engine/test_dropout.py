@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,19 +132,6 @@ def test_a_resumed_run_with_dropout_is_the_run_that_was_never_stopped(method: st
         tiny.run(tmp_path / "stopped", method, network=network(), observer=tiny.Notes(stop))
     whole = tiny.run(tmp_path / "whole", method, network=network())
     assert tiny.result(tiny.resume(tmp_path / "stopped", network=network())) == tiny.result(whole)
-
-
-@pytest.mark.slow
-def test_a_compiled_network_draws_the_same_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in its backward pass, which a compiler may begin with masks of its own."""
-    # This backend parts forward and backward as the default does, and leaves out the slow half, the machine code.
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    results = []
-    for compile in (False, True):
-        run = tiny.run(tmp_path / str(compile), network=network(), rounds=1, compile=compile)
-        results.append(safetensors.torch.load_file(run.directory / "model.safetensors"))
-    for name, tensor in results[0].items():
-        torch.testing.assert_close(results[1][name], tensor, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.slow

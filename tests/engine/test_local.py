@@ -123,10 +123,12 @@ def test_a_gradient_below_the_limit_is_not_clipped() -> None:
     assert_close(trained(worker(clip_norm=1e6)), trained(worker()))
 
 
-@pytest.mark.parametrize(("schedule", "factor"), [("constant", 1.0), ("exponential", 0.25), ("cosine", 0.25)])
+@pytest.mark.parametrize(
+    ("schedule", "factor"), [("constant", 1.0), ("exponential(decay=0.5)", 0.25), ("cosine", 0.25)]
+)
 def test_the_step_follows_the_schedule(schedule: str, factor: float) -> None:
     # cosine: (1 + cos(2 pi / 3)) / 2 = 1/4; exponential: 0.5^2
-    w = worker(schedule=schedule, decay=0.5, rounds=3, learning_rate=0.1)
+    w = worker(schedule=schedule, rounds=3, learning_rate=0.1)
     message, start = tiny.broadcast(w), weights(w.model)
     moved = []
     for round in (0, 2):

@@ -83,8 +83,7 @@ def test_one_of_ones_own_is_one_function(tmp_path: Path) -> None:
     expected = np.mean(np.where(said == labels, 0, np.where(labels == 0, 2, 1)))
     found = run.measure("cost(missed=2.0)")["bright"]
     assert found.value == pytest.approx(expected)
-    assert found.low <= found.value <= found.high
-    assert found.low < found.high
+    assert math.isnan(found.low)  # nobody knows how far another draw of images would change it
     scores = run.frame()
     assert scores["cost(missed=2.0)"].notna().all()
     assert scores["cost(missed=2.0).domains.bright"].iloc[-2] == pytest.approx(expected)  # then the validation

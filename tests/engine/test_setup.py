@@ -57,8 +57,8 @@ BARE = Bare(nn.Flatten(), nn.Linear(192, 4), 192, 4)
         ({"model": None}, {"model": "simple_cn"}, "did you mean 'simple_cnn'?"),
         ({"federation": None}, {"data": "digit-shift"}, "did you mean 'digits-shift'?"),
         ({}, {"executor": "procesess"}, "no executor named 'procesess': did you mean 'processes'?"),
-        ({}, {"device": "cpuu"}, "'device' is 'cpuu': did you mean 'cpu'?"),
-        ({}, {"device": "meta"}, "not supported: choose 'cpu' or 'cuda'"),
+        ({}, {"device": "cpuu"}, "'device' is 'cpuu', and this machine has"),
+        ({}, {"device": "meta"}, "give auto, cpu, cuda or cuda:N."),
         ({"federation": without("train")}, {}, "The client 'ward' has no training samples"),
         ({"federation": without("test")}, {}, "No client of 'tiny' has test samples"),
         ({"federation": without("validation")}, {"result": "best-validation"}, "no client of 'tiny' has validation"),
@@ -66,11 +66,11 @@ BARE = Bare(nn.Flatten(), nn.Linear(192, 4), 192, 4)
         ({"federation": with_label(4)}, {}, "'tiny' has the label 4, but 4 classes: give labels from 0 to 3."),
         ({"federation": with_label(-1)}, {}, "has the label -1"),
         ({"federation": unseen_of_a_training_domain()}, {}, "'s' is of the domain 'dark', which others train on"),
-        ({}, {"min_clients": 4}, "'min_clients' is 4, but of 3 clients, a round trains 3: give at most 3."),
-        ({}, {"min_clients": 2, "participation": 0.3}, "of 3 clients, a round trains 1"),
-        ({}, {"min_clients": 2, "method": "central"}, "of 1 clients, a round trains 1"),
+        ({}, {"min_clients": 4}, "'min_clients' is 4, but a round trains 3: give at most as many."),
+        ({}, {"min_clients": 2, "participation": 0.3}, "but a round trains 1"),
+        ({}, {"min_clients": 2, "method": "central"}, "but a round trains 1"),
         ({"model": tiny.model(classes=5)}, {}, "The model has 5 outputs, but 'tiny' has 4 classes"),
-        ({"model": tiny.model(channels=1)}, {}, "The model does not take images of shape (3, 8, 8)"),
+        ({"model": tiny.model(channels=1)}, {}, "The model does not take samples of shape (3, 8, 8)"),
         ({"model": nn.Linear(3, 4)}, {}, "wrap it with fedkeel.models.wrap"),
         ({"model": BARE}, {}, "The forward of Bare returns a Tensor"),
         ({}, {"stateless": True, "method": "fedbn"}, "'fedbn' needs clients that remember their last round"),
@@ -91,13 +91,13 @@ def test_what_cannot_work_is_refused_in_one_sentence_before_training(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     for device in ("cuda", "cuda:3"):
-        with pytest.raises(FedkeelError, match="shows no GPU to torch: choose 'cpu'"):
+        with pytest.raises(FedkeelError, match="this machine has no GPU that torch sees: give auto, cpu"):
             tiny.setup(device=device)
 
 
 def test_images_of_another_size_than_the_model_was_built_for_are_refused() -> None:
     network = Classifier(nn.Flatten(), nn.Linear(192, 4), 192, 4)
-    with pytest.raises(FedkeelError, match=r"does not take images of shape \(3, 16, 16\)"):
+    with pytest.raises(FedkeelError, match=r"does not take samples of shape \(3, 16, 16\)"):
         tiny.setup(network=network, on=tiny.federation(side=16))
 
 
@@ -120,7 +120,7 @@ def test_a_batch_size_of_one_with_batch_norm_is_warned_of(caplog: pytest.LogCapt
         tiny.setup(batch_size=1, network=tiny.model(norm=False))
         assert not caplog.records
         tiny.setup(batch_size=1)
-    assert "a single sample has no batch statistics" in caplog.text
+    assert "A batch of one has no statistics" in caplog.text
 
 
 def test_a_users_network_is_wrapped() -> None:

@@ -100,13 +100,6 @@ class TestObjects:
         with pytest.raises(FedkeelError, match=rf"seed0' holds another run \({since}"):
             compare(["fedavg"], directory=tmp_path, **{**options, **other})
 
-    def test_a_stopped_one_goes_on_with_its_objects(self, tmp_path: Path) -> None:
-        options = {**self.OPTIONS, "federation": tiny.federation(), "model": tiny.model(), "directory": tmp_path}
-        whole = compare([Scaled(0.5)], **options)
-        before = tiny.result(whole.runs[0])
-        (whole.runs[0].directory / "summary.json").unlink()
-        assert tiny.result(compare([Scaled(0.5)], **options).runs[0]) == before
-
     @pytest.mark.slow
     def test_processes_have_them_too(self, tmp_path: Path) -> None:
         options = {**self.OPTIONS, "federation": tiny.federation(), "model": tiny.model(), "jobs": 2}
@@ -117,7 +110,7 @@ class TestObjects:
             ([Scaled], {}, "What to compare has"),
             ([Scaled(0.5), Scaled(0.5)], {}, "is given twice: keep one"),
             (["fedavg"], {"federation": "digits-shift"}, "'federation' is 'digits-shift': give a"),
-            (["fedavg"], {"model": nn.Linear}, "give an object of it"),
+            (["fedavg"], {"model": nn.Linear}, "give a network"),
             (["fedavg"], {"federation": tiny.federation(), "data": "folder"}, "object together with data='folder'"),
             (["fedavg"], {"federation": tiny.federation(), "unseen": "a"}, "object together with unseen='a'"),
             (["fedavg@model=mlp"], {"model": tiny.model()}, "object together with model='mlp'"),

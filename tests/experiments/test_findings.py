@@ -16,19 +16,6 @@ from tests.experiments.made_up import finish
 RULE = "Ahead: paired over seeds, 95 % interval above zero."
 
 
-def test_of_a_method_with_several_options_the_best_counts_and_is_named_with_them(tmp_path: Path) -> None:
-    places = []
-    for label, value in (("central", 0.9), ("fedavg@learning_rate=0.1", 0.6), ("fedavg", 0.4), ("gn", 0.5)):
-        for seed in range(3):
-            finish(tmp_path / label / str(seed), Config(seed=seed), {"scan": value})
-            places.append(Trial(label, seed, tmp_path / label / str(seed)))
-    assert findings(Comparison(tmp_path, places).results) == [
-        "The shift costs fedavg@learning_rate=0.1 30.0 points against training on the pooled data (90.0).",
-        "Behind fedavg@learning_rate=0.1: fedavg (40.0), gn (50.0).",
-        RULE,
-    ]
-
-
 def table(**accuracies: tuple[float, float]) -> Results:
     """Of 'scan', and of 'street', which is unseen; the seeds differ, and make no difference between the methods."""
     rows = []
@@ -117,8 +104,3 @@ class TestFindings:
         assert findings(self.comparison(tmp_path, numbers).results) == [
             "Fewer than 3 seeds in common decide nothing: give 3 or more with --seeds."
         ]
-
-    def test_no_loss_is_said_too(self, tmp_path: Path) -> None:
-        numbers = {"central": [(0.5, 0.5)] * 3, "standalone": [(0.9, 0.9)] * 3, "fedavg": [(0.6, 0.6)] * 3}
-        said = " ".join(findings(self.comparison(tmp_path, numbers).results))
-        assert "fedavg (60.0) against training on the pooled data (50.0): ahead." in said

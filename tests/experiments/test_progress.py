@@ -14,7 +14,7 @@ from fedkeel.core.evaluation import Scores
 from fedkeel.experiments.comparison import compare
 from fedkeel.experiments.jobs import Job
 from fedkeel.experiments.progress import ComparisonProgress
-from fedkeel.runs.progress import Display, RunProgress
+from fedkeel.runs.progress import RunProgress
 from tests import tiny
 from tests.experiments.made_up import finish as finish_run
 from tests.runs.test_run import interrupted
@@ -40,14 +40,6 @@ def test_a_pipe_gets_a_plain_line_every_tenth_of_the_way() -> None:
     assert len(lines) == 10
     assert "\x1b" not in stream.getvalue()
     assert lines[-1].startswith("round 40/40  accuracy 97.5 %  loss 0.500")
-
-
-def test_a_loss_that_nobody_told_is_a_dash() -> None:
-    stream = io.StringIO()
-    with RunProgress(stream) as progress:
-        progress.started(Config(rounds=1, dp="local"), 0)
-        progress.round_done(0, 1, scores(0.5), float("nan"))
-    assert "accuracy 50.0 %  loss –  left" in stream.getvalue()
 
 
 def test_quiet_still_tells_notes() -> None:
@@ -169,13 +161,6 @@ def test_a_live_comparison_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
         progress.job_progress(job, 1.0, 0.5)
     assert "fedavg seed 0" in stream.getvalue()
     assert "round 2/2  50.0 %" in stream.getvalue()
-
-
-def test_every_tenth_is_reached_once() -> None:
-    display = Display(io.StringIO())
-    assert [display.reaches_tenth(share) for share in (0.0, 0.05, 0.1, 0.19, 0.35, 1.0)] == [
-        False, False, True, False, True, True,
-    ]  # fmt: skip
 
 
 def test_progress_on_a_terminal_shows_a_name_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

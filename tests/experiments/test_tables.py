@@ -32,24 +32,6 @@ def test_the_rows_are_the_methods_with_the_best_in_bold_and_the_spread() -> None
     assert fedbn.endswith(" \\\\")
 
 
-def test_it_uses_booktabs_and_every_row_has_every_column() -> None:
-    text = results("fedavg", "a&b", "fedbn").latex()
-    lines = text.splitlines()
-    for rule in ("\\toprule", "\\midrule", "\\bottomrule"):
-        assert lines.count(rule) == 1
-    columns = next(line for line in lines if line.startswith("\\begin{tabular}")).partition("}{")[2][:-1]
-    assert columns == "lrrr"
-    rows = [line for line in lines if line.endswith(" \\\\")]
-    assert len(rows) == 4
-    assert {row.replace("\\&", "").count("&") for row in rows} == {3}
-
-
-def test_a_domain_that_a_method_lacks_is_a_dash() -> None:
-    entries = [("a", 0, {"domains": {"x": 0.5}, "accuracy": 0.5, "result": "last"})]
-    entries.append(("b", 0, {"domains": {"y": 0.5}, "accuracy": 0.5, "result": "last"}))
-    assert "b & -- & " in Results.of(entries).latex()  # type: ignore[arg-type]
-
-
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="LaTeX is not installed")
 def test_latex_takes_it(tmp_path: Path) -> None:
     text = results("fedavg", "fed_bn(50%)", "a&b#{$}").latex()

@@ -228,7 +228,7 @@ class TestOwnObjects:
         other = models.build("simple_cnn", num_classes=10, image_size=run.trained().shape[1:])
         with pytest.raises(FedkeelError, match="has not here, or in another size"):
             fedkeel.load(run.directory, model=other)
-        with pytest.raises(FedkeelError, match="'model' is 'simple_cnn': give the object that the run was made with"):
+        with pytest.raises(FedkeelError, match="'model' is 'simple_cnn': give a network"):
             fedkeel.load(run.directory, model="simple_cnn")  # type: ignore[arg-type]
 
     def test_what_has_a_name_is_not_given(self, finished: Run) -> None:

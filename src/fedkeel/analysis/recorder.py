@@ -25,7 +25,7 @@ class Recorder(Observer):
         self, diagnostics: Sequence[Diagnostic], directory: Path, setup: Setup, note: Callable[[str], None]
     ) -> None:
         self._diagnostics, self._directory, self._setup, self._note = diagnostics, directory, setup, note
-        config, worker = setup.config.replace(compile=False), setup.worker
+        config, worker = setup.config, setup.worker
         # A network of the same kind over the same images that shares nothing with the one that trains.
         model = copy.deepcopy(worker.model)
         self._own = Worker(config, worker.federation, worker.method, model, worker.device, worker.store)

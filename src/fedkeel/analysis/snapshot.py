@@ -192,7 +192,7 @@ def of_run(run: Run, **objects: Any) -> Snapshot:
             raise FedkeelError(f"The {option} of '{run.directory}' was given in Python: give it again, with {name}=...")
     round, tensors = int(run.result()["round"]), run.tensors(MODEL)
     imports.refuse_unknown_names(run.directory)
-    config = run.config.replace(executor="serial", device="auto", compile=False)
+    config = run.config.replace(executor="serial", device="auto")
     setup = prepare(config, **{**objects, "federation": objects["federation"] or data_from_afar(run.directory, config)})
     layout = setup.worker.layout
     groups = ({name: tensors[name] for name in names} for names in (layout.weights, layout.statistics))

@@ -48,7 +48,7 @@ def run(arguments: Arguments) -> int:
     for part, comparison in zip(PARTS, comparisons, strict=True):
         groups = report.collect([comparison.directory]).groups if comparison.runs and not arguments.quick else []
         sentences = [sentence for group in groups for sentence in findings(group.results)]
-        sentences += [] if arguments.quick else calibrated(comparison)
+        sentences += [] if arguments.quick else [*calibrated(comparison), *filter(None, [part.claimed])]
         document["parts"][part.name] = {**comparison.to_dict(), "findings": sentences}
         lines += [part.title, *comparison_lines(comparison, findings=sentences)]
     lines.append(f"The run directories are in {place}/")

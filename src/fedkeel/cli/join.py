@@ -72,7 +72,7 @@ def run(arguments: Arguments) -> int:
     # What is wrong with its images is told here and not to the server: names of files may be names of patients.
     if not folder.is_file():  # of a table the server says what its columns are
         reader = site_reader(folder, name, **own)
-        reader.split(reader.scan(folder).domains)
+        reader.split(reader.scan(reader.folder()).domains)
     state = Path(arguments.state) if arguments.state else state_folder() / file_name(name)
     settings = {"name": name, "data": str(folder), "own": own, "state": str(state.absolute())}
     settings |= {"device": arguments.device, "calibrate": arguments.calibrate}

@@ -23,7 +23,7 @@ from fedkeel.spec import names
 HELP = "run a federation whose sites are other machines"
 PORT = 8002
 WITHOUT = (
-    *("data", "partition", "executor", "workers", "compile", "record", "record_every"),
+    *("data", "partition", "executor", "workers", "record", "record_every"),
     *RAY_OPTIONS,
 )
 

@@ -5,9 +5,9 @@ into fractions, running variances get optimiser steps. Here every entry has a ro
 may happen to it.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,14 +36,7 @@ class Role(str, Enum):
     LOCAL = "local"
 
 
-class KeepsLocal(Protocol):
-    """The part of a method that decides what stays on the client."""
-
-    @property
-    def kept(self) -> Collection[str]: ...
-
-
-def roles(model: nn.Module, method: KeepsLocal | None = None) -> dict[str, Role]:
+def roles(model: nn.Module, method: Any = None) -> dict[str, Role]:
     """The role of every entry of `model.state_dict()`, in its order; what `method.kept` names is LOCAL.
 
     >>> {name: role.value for name, role in roles(nn.BatchNorm1d(1, affine=False)).items()}

@@ -23,7 +23,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.load import Cut
 from fedkeel.data.population import IntArray, Split
 from fedkeel.data.sources import Source
-from fedkeel.data.splits import shares_of
+from fedkeel.data.splits import refuse_idle_seed, shares_of
 from fedkeel.errors import DataError, numbered, unknown
 from fedkeel.options import Decay, checked, described
 from fedkeel.spec import names
@@ -127,6 +127,7 @@ def splits_of(
 ) -> dict[str, Split]:
     """What is said of each sample for validation and testing, or else shares."""
     validation, test = (checked(0.0 if use in each else said[use], Decay, f"'{use}'") for use in USES)
+    refuse_idle_seed(seed, drawn=bool(validation or test))
     held, tested = (each.get(use, np.zeros(len(labels), bool)) for use in USES)
     splits = {}
     for name, own in parts.items():

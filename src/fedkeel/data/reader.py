@@ -65,7 +65,8 @@ class Reader:
             log.warning("'%s' has no lists of FedBN in 'splits': other images than FedBN's are drawn.", self.name)
         if subset in self.subsets:
             return self.subsets[subset](domains, self.split_seed)
-        return by_shares(domains, self.split_seed, validation=self.validation, test=self.test)
+        is_site = bool(getattr(self, "called", ""))
+        return by_shares(domains, self.split_seed, validation=self.validation, test=self.test, of_all=is_site)
 
     def pixels(self) -> int:
         return self.size or 224

@@ -37,10 +37,21 @@ def stratified_split(labels: IntArray, validation: float, test: float, seed: int
     return train, held, tested
 
 
+def refuse_idle_seed(seed: int, *, drawn: bool) -> None:
+    if seed and not drawn:
+        raise DataError(f"split_seed={seed} does nothing where no split is drawn at random: leave it out.")
+
+
 def by_shares(
-    domains: Domains, seed: int, *, validation: float, test: float, official: bool = True
+    domains: Domains, seed: int, *, validation: float, test: float, official: bool = True, of_all: bool = False
 ) -> dict[str, Parts]:
-    """The data set's own split where it has one (and `official` is true), else shares of each class of a domain."""
+    """The data set's own split where it has one (and `official` is true), else shares of each class of a domain.
+
+    `of_all`: the seed was given for several sites, and may have no effect here.
+    """
+    own = [domain.official if official else None for domain in domains.values()]
+    drawn = any(validation and not len(parts[1]) if parts else validation or test for parts in own)
+    refuse_idle_seed(seed, drawn=drawn or of_all)
     cuts = {}
     for name, domain in domains.items():
         given = domain.official if official else None
@@ -130,6 +141,7 @@ def equal_shares(
     FedBN takes them from the start and the end of its shuffled training lists. GReg does the same with other shares
     (its Table 6 follows from them). Where the data set has no official test set, `test` of a domain are split off.
     """
+    refuse_idle_seed(seed, drawn=not official or any(domain.official is None for domain in domains.values()))
     pools, tests = {}, {}
     for name, domain in domains.items():
         if official and domain.official is not None:
@@ -150,7 +162,7 @@ def shuffled_split(name: str, labels: IntArray, test: float, seed: int) -> tuple
     return generator.permutation(np.setdiff1d(np.arange(len(labels)), tested)), tested
 
 
-def merged(domains: Domains, _: int, *, share: float) -> dict[str, Parts]:
+def merged(domains: Domains, seed: int, *, share: float) -> dict[str, Parts]:
     """FedBN's split of the digits: training and test set merged, cut 80 / 20 by class, and of the training images the
     first `share` times as many as the smallest domain has (0.1 gives FedBN's 743, 1 gives FedWon's 7,438).
 
@@ -158,6 +170,7 @@ def merged(domains: Domains, _: int, *, share: float) -> dict[str, Parts]:
     """
     from sklearn.model_selection import StratifiedShuffleSplit  # takes a second, which only this split needs
 
+    refuse_idle_seed(seed, drawn=False)
     cutter = StratifiedShuffleSplit(n_splits=1, test_size=0.2, random_state=0)
     cuts = {}
     for name, domain in domains.items():

@@ -3,7 +3,7 @@
 The round loop is the one that runs everywhere (`engine.rounds`); its executor (`engine.executors.sites`) sends
 Broadcasts over a channel, and a site answers with Updates.
 
-    site.py         a site: its images, its `memory` and what it spent of its privacy, what it replies to a request
+    site.py         a site: its images, what it remembers between rounds, what it replies to a request
     policy.py       what a site lets a server ask of it, by `requests`
     site_models.py  what a site keeps of a run for itself
     serving.py      a run: the sites that come, then the rounds

@@ -17,7 +17,7 @@ from fedkeel.deploy.kits import SETTINGS, read_json, verify
 from fedkeel.deploy.policy import Policy
 from fedkeel.deploy.site import Site, own_data
 from fedkeel.deploy.site_models import SiteModels
-from fedkeel.engine.executors.sites.channel import Table, plain
+from fedkeel.engine.executors.sites.channel import STEPS, Table, plain
 
 LOG = "site.log"  # in the site's state: what 'fedkeel join' shows
 log = logging.getLogger("fedkeel")
@@ -61,5 +61,4 @@ def site_of(settings: dict[str, Any]) -> Site:
 def summary(request: Table) -> str:
     """What a server asks for, as a line of the site's log: the words are a stranger's."""
     step = request.get("step")
-    round = f", round {from_one(step[0])}" if isinstance(step, list) and step and type(step[0]) is int else ""
-    return f"{plain(request.get('do'))[:40]}{round}"
+    return f"{plain(request.get('do'))[:40]}" + (f", round {from_one(step // STEPS)}" if type(step) is int else "")

@@ -61,7 +61,8 @@ class FlowerChannel:
         new = there - self.known.keys()
         for node, reply in self._send({node: {"do": NAME} for node in new}, b"", PATIENCE) if new else ():
             try:
-                name = read_reply(reply, lambda table, _: str(table[NAME])[:200], 2**20)
+                with read_reply(reply, 2**20) as (table, _):
+                    name = str(table[NAME])[:200]
             except BadMessage:
                 continue
             if name not in self.known.values():

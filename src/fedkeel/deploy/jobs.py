@@ -21,11 +21,10 @@ from typing import Any
 from fedkeel.config import Config
 from fedkeel.data.site import check_reading
 from fedkeel.deploy.channel import REQUEST
-from fedkeel.deploy.console import LOOK, Console, pause
 from fedkeel.deploy.controller import FAILURE, PROGRESS
 from fedkeel.deploy.executor import LOG
 from fedkeel.deploy.kits import CONTROLLER, EXECUTOR, SETTINGS, read_json, tighten, verify, write_json
-from fedkeel.deploy.processes import LEAVE, Tail, running
+from fedkeel.deploy.processes import LEAVE, LOOK, Console, Tail, pause, running
 from fedkeel.deploy.serving import begun, check
 from fedkeel.engine.executors.sites.channel import TELL, wait
 from fedkeel.errors import FedkeelError
@@ -43,13 +42,7 @@ LOST = 3  # jobs in a row that one site failed, after which they go on without i
 # -- the server -------------------------------------------------------------------------------------------------------
 @dataclass
 class Federation:
-    """A run over a network, at its server.
-
-    Attributes:
-        sites: all that have a kit.
-        wait: seconds to wait for them at first; then it begins with `min_clients` or more.
-        say: is told what happens, a line at a time.
-    """
+    """A run over a network, at its server: it waits so many seconds for `sites`, and says what happens."""
 
     config: Config
     out: Path
@@ -73,17 +66,18 @@ class Federation:
         kit = (self.kits / "server").resolve()
         shutil.rmtree(kit / "storage", ignore_errors=True)  # of jobs that ended: what counts is in the run
         tighten(kit)
-        settings = {"config": self.config.to_dict(), "out": str(self.out.absolute()), "sites": [*self.sites]}
-        write_json(kit / "local" / SETTINGS, settings | {"imports": [*self.imports]})
-        for name in (FAILURE, PROGRESS):
-            (kit / "local" / name).unlink(missing_ok=True)
+        settings = {"config": self.config.to_dict(), "out": str(self.out.absolute()), "imports": [*self.imports]}
+        write_json(kit / "local" / SETTINGS, settings | {"sites": [*self.sites]})
+        failure, progress = kit / "local" / FAILURE, kit / "local" / PROGRESS
+        failure.unlink(missing_ok=True)
+        progress.unlink(missing_ok=True)
         with running(kit) as server, closing(Console(self.kits / "admin", server)) as console:
             wait(lambda: self._absent(console, len(self.sites)), self.say, self.wait, poll=2 * LOOK)
-            shown, log = Tail(kit / "local" / PROGRESS), Tail(kit / "log.txt")
+            shown, log = Tail(progress), Tail(kit / "log.txt")
             while not self._over():
                 self._one_job(console, kit, shown, log)
-            if (kit / "local" / FAILURE).exists():
-                raise FedkeelError((kit / "local" / FAILURE).read_text(encoding="utf-8"))
+            if failure.exists():
+                raise FedkeelError(failure.read_text(encoding="utf-8"))
         return Run(self.out)
 
     def _here(self, console: Console) -> list[str]:
@@ -108,8 +102,7 @@ class Federation:
         try:
             while not why:
                 pause(LOOK)
-                for line in shown.lines():
-                    self.say(line.removeprefix("fedkeel: "))
+                shown.pass_on(self.say)
                 now, over = time.monotonic(), self._over()
                 if over or now - asked > AROUND:
                     asked = now
@@ -120,8 +113,7 @@ class Federation:
         except Stopped:
             console.stop(job, LEAVE)
             raise
-        for line in shown.lines():
-            self.say(line.removeprefix("fedkeel: "))
+        shown.pass_on(self.say)
         if self._records() > rounds:  # a good one
             self._failed.clear()
             self._pause = LOOK
@@ -200,8 +192,7 @@ def join(kit: Path, settings: dict[str, Any], say: Callable[[str], None]) -> Non
                 if any(LET_IN in line for line in console.lines()):
                     say("the server has let this site in")
                     inside = True
-                for line in shown.lines():
-                    say(line)
+                shown.pass_on(say)
                 if not inside and time.monotonic() >= told:
                     say(unreachable(kit))
                     told = time.monotonic() + TELL

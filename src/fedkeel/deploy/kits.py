@@ -99,17 +99,17 @@ def project(host: str, port: int, sites: Sequence[str]) -> dict[str, Any]:
     server = {"name": host, "type": "server", "org": PROJECT, "fed_learn_port": port, "admin_port": port}
     clients = [{"name": name, "type": "client", "org": PROJECT} for name in sites]
     admin = {"name": ADMIN, "type": "admin", "org": PROJECT, "role": "project_admin"}
-    builders = "nvflare.lighter.impl"
+    builders = {
+        "workspace.WorkspaceBuilder": {"template_file": ["master_template.yml"]},
+        "static_file.StaticFileBuilder": {"config_folder": "config"},
+        "cert.CertBuilder": {"root_valid_days": 3650},
+        "signature.SignatureBuilder": {},
+    }
     return {
         "api_version": 3,
         "name": PROJECT,
         "participants": [server, *clients, admin],
-        "builders": [
-            {"path": f"{builders}.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
-            {"path": f"{builders}.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
-            {"path": f"{builders}.cert.CertBuilder", "args": {"root_valid_days": 3650}},
-            {"path": f"{builders}.signature.SignatureBuilder", "args": {}},
-        ],
+        "builders": [{"path": f"nvflare.lighter.impl.{name}", "args": args} for name, args in builders.items()],
     }
 
 

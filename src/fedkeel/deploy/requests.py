@@ -14,19 +14,18 @@ import torch
 
 from fedkeel import models, spec
 from fedkeel.config import Config, from_dict, from_one
-from fedkeel.core import state
 from fedkeel.core.checking import check_broadcast
 from fedkeel.core.composition import Composition
-from fedkeel.core.messages import BadMessage, Broadcast, reading
+from fedkeel.core.messages import BadMessage, Broadcast, is_whole, reading
 from fedkeel.data.federation import Federation
 from fedkeel.data.site import check_reading
 from fedkeel.data.site import reading as reading_options
-from fedkeel.deploy.memory import RUN
-from fedkeel.deploy.policy import DELTA, Policy
+from fedkeel.deploy.policy import DELTA, STRENGTH, Policy
+from fedkeel.deploy.site_models import RUN
 from fedkeel.engine.batches import probe
 from fedkeel.engine.checks import check_training
-from fedkeel.engine.executors.sites.channel import largest_reply
-from fedkeel.engine.executors.sites.roster import LONGEST_NAME, MOST_CLASSES
+from fedkeel.engine.executors.sites.channel import STEPS
+from fedkeel.engine.executors.sites.roster import MOST_CLASSES
 from fedkeel.engine.local import Worker
 from fedkeel.engine.metrics import asked
 from fedkeel.errors import FedkeelError
@@ -34,27 +33,16 @@ from fedkeel.methods import METHODS
 from fedkeel.methods import build as build_method
 from fedkeel.models import MODELS, timm_models
 from fedkeel.models.architecture import refuse_strange
+from fedkeel.spec import names
 from fedkeel.trust import privacy
 
 # The options of a server that a site's part of a run depends on. All others (files, devices, what is recorded) stay as
 # the site has them.
-TAKEN = (
-    *("method", "data", "partition", "unseen", "subsample", "model"),
-    *("rounds", "participation", "clients_per_round", "weighting", "stateless"),
-    *("dp", "dp_clip", "dp_noise", "dp_delta"),
-    *(
-        "local_epochs",
-        "local_steps",
-        "batch_size",
-        "drop_last",
-        "loss",
-        "optimizer",
-        "learning_rate",
-        "momentum",
-        "weight_decay",
-    ),
-    *("schedule", "decay", "clip_norm", "evaluate_with", "evaluation_batch", "seed", "precision", "checkpoint_every"),
-    *("metrics", "select_by", "site_images", "site_prior", "site_always"),
+TAKEN = names(
+    "method, data, partition, unseen, subsample, model, rounds, participation, clients_per_round, weighting, "
+    "stateless, dp, dp_clip, dp_noise, dp_delta, local_epochs, local_steps, batch_size, drop_last, loss, optimizer, "
+    "learning_rate, momentum, weight_decay, schedule, clip_norm, evaluate_with, evaluation_batch, seed, "
+    "precision, checkpoint_every, metrics, select_by, site_images, site_prior, site_always"
 )
 # What no honest server asks for: numbers of a run, options in brackets, numbers in a network.
 MOST = {"local_epochs": 100, "batch_size": 4096, "evaluation_batch": 4096, "checkpoint_every": 100}
@@ -74,34 +62,33 @@ class Session:
     def read(given: Any, policy: Policy) -> Session:
         with reading("it has no session"):
             run, options, classes = given["run"], {**given["config"]}, given["classes"]
-        if not isinstance(run, str) or not RUN.fullmatch(run):
-            raise BadMessage(f"the run is called {str(run)[:80]!r}")
-        if classes is not None and (not isinstance(classes, list) or len(classes) > MOST_CLASSES):
-            raise BadMessage(f"its classes are not a list of {MOST_CLASSES:,} at most")
-        if not all(isinstance(label, str) and len(label) <= LONGEST_NAME for label in classes or ()):
-            raise BadMessage("its classes are not a list of names")
+            if not RUN.fullmatch(run):
+                raise BadMessage(f"the run is called {run[:80]!r}")
+            if classes is not None and not (isinstance(classes, list) and len(classes) <= MOST_CLASSES):
+                raise BadMessage(f"its classes are not a list of {MOST_CLASSES:,} at most")
         config = from_dict(options)
         config = Config(**{name: getattr(config, name) for name in TAKEN})
         check(config, policy)
-        return Session(run, config, None if classes is None else tuple(classes))
+        return Session(run, config, None if classes is None else tuple(map(str, classes)))
 
 
 def check(config: Config, policy: Policy) -> None:
     """Refuse what the policy does not allow. Nothing is built here, nothing read."""
     refuse_large("the run", {name: getattr(config, name) for name in TAKEN})
     policy.require("rounds", config.rounds <= policy.rounds, f"{config.rounds:,} rounds")
-    policy.require_privacy(config.dp)
+    policy.require("dp", STRENGTH.index(config.dp) >= STRENGTH.index(policy.dp), f"'dp = \"{config.dp}\"'")
+    allowed = names(policy.methods)
     for part in parts(config.method):
         METHODS.entry(part.name)
-        policy.require_method(part.name)
+        policy.require("methods", not allowed or part.name in allowed, f"'{part.name}'")
         for name, value in part.options.items():  # the images of a pass of a method's own
             if name.endswith("_samples") and isinstance(value, int):
                 policy.require("samples", value >= policy.samples, f"{value:,} images as '{name}' of '{part.name}'")
-    ((network, options),) = ((part.name, part.options) for part in parts(config.model))
-    if options.get("pretrained"):
-        raise FedkeelError(f"'{network}' has weights fetched from elsewhere: the server sends them, by '--weights'.")
-    if network not in MODELS:
-        timm_models.find(network, {k: v for k, v in options.items() if k not in ("pretrained", "projector")})
+    (model,) = parts(config.model)
+    if model.options.get("pretrained"):
+        raise FedkeelError(f"'{model.name}' has weights fetched from elsewhere: the server sends them, by '--weights'.")
+    if model.name not in MODELS:
+        timm_models.find(model.name, {k: v for k, v in model.options.items() if k not in ("pretrained", "projector")})
     data = check_reading(config)
     refuse_large("the data", reading_options(config))
     for name in ("train_transform", "test_transform"):
@@ -141,7 +128,7 @@ def check_network(config: Config, federation: Federation) -> None:
 
 
 def check_privacy(config: Config, federation: Federation, policy: Policy) -> None:
-    """Refuse a run of too few images, or one that by itself would spend more than this site gives in all."""
+    """Refuse a run of too few images, or one that would tell or spend more than this site wants."""
     (site,) = federation
     for part, chosen in (("train", site.train), ("validate", site.validation), ("test", site.test)):
         few = 0 < len(chosen) < policy.samples
@@ -156,17 +143,13 @@ def check_privacy(config: Config, federation: Federation, policy: Policy) -> Non
         policy.require("epsilon", spent <= policy.epsilon, f"{spent:.3g} as the epsilon of a run")
 
 
-def check_message(request: Mapping[str, Any], broadcast: Broadcast, worker: Worker) -> tuple[int, int]:
-    """Refuse a broadcast that is not of this model and of a round of this run; returns the step that it is."""
-    rounds, (round, number) = worker.config.rounds, request["step"]
-    if type(round) is not int or type(number) is not int or not 0 <= number < 10_000:
+def check_message(request: Mapping[str, Any], broadcast: Broadcast, worker: Worker) -> None:
+    """Refuse a broadcast that is not of this model and of a round of this run."""
+    rounds, step, after = worker.config.rounds, request["step"], request["after"]
+    if not is_whole(step) or not is_whole(after) or step // STEPS != broadcast.round:
         raise BadMessage("it does not say which step of the run it is")
-    if broadcast.rounds != rounds or not 0 <= broadcast.round < rounds or round != broadcast.round:
+    if broadcast.rounds != rounds or not 0 <= broadcast.round < rounds:
         raise BadMessage(f"it is of round {from_one(broadcast.round)} of {broadcast.rounds}, and the run has {rounds}")
     entries, layout = worker.entries, worker.layout
-    most = largest_reply(state.nbytes(dict(entries)))
-    if broadcast.nbytes > most:
-        raise BadMessage(f"it has {broadcast.nbytes:,} bytes, and for this model at most {most:,} are expected")
     weights, statistics = ({name: entries[name] for name in kind} for kind in (layout.weights, layout.statistics))
     check_broadcast(broadcast, weights, statistics)
-    return round, number

@@ -17,22 +17,24 @@ from torch import nn
 import fedkeel
 from fedkeel.config import Config
 from fedkeel.core.composition import Composition
-from fedkeel.core.messages import BadMessage, broadcast_from_bytes, pack, update_to_bytes
+from fedkeel.core.messages import BadMessage, Broadcast, broadcast_from_bytes, pack, update_to_bytes
 from fedkeel.core.naming import visible
+from fedkeel.core.state import Tensors
 from fedkeel.data.federation import Federation
 from fedkeel.data.site import load_site
-from fedkeel.deploy.memory import PrivacyLedger, SiteMemory
 from fedkeel.deploy.policy import Policy
 from fedkeel.deploy.requests import Session, check_message, check_network, check_privacy
-from fedkeel.deploy.site_models import SiteModels
+from fedkeel.deploy.site_models import SiteModels, forget_other_runs
 from fedkeel.engine.batches import probe
 from fedkeel.engine.evaluation import SPLITS
-from fedkeel.engine.executors.sites.channel import Reply, Table, plain
+from fedkeel.engine.executors.sites.channel import STEPS, Reply, Table, plain
 from fedkeel.engine.executors.sites.roster import Description
 from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.measuring import completed
+from fedkeel.engine.memory import ClientMemory
 from fedkeel.engine.metrics import asked
 from fedkeel.engine.setup import build_model, choose_device
+from fedkeel.engine.tasks import fetched
 from fedkeel.errors import FedkeelError, shortage
 from fedkeel.methods import build as build_method
 from fedkeel.runs.store import KEPT_CHECKPOINTS
@@ -102,34 +104,38 @@ class Site:
         if do == "describe":
             return {"description": asdict(self._describe(session))}, b""
         worker, broadcast = self._worker_of(session), broadcast_from_bytes(message)
-        step, counted = check_message(request, broadcast, worker), request["after"]
-        memory = SiteMemory(self.state / session.run, KEPT_CHECKPOINTS * worker.config.checkpoint_every + 1)
-        remembered = memory.after((int(counted[0]), int(counted[1])) if counted else None)
+        check_message(request, broadcast, worker)
+        memory = ClientMemory(self.state / session.run, stateless=session.config.stateless)
+        memory.restore(request["after"])  # what came later was not accepted, or the server repeats it
+        remembered = fetched(memory.look(self.name))
+        if do == "evaluate":
+            return {"evaluations": self._evaluate(request, session, worker, broadcast, remembered)}, b""
         if do == "train":
-            self._charge(worker)
             update, kept = worker.train(self.name, broadcast, remembered)
-            memory.keep(step, {} if worker.config.stateless else kept)
-            return {}, update_to_bytes(update)
-        if do == "answer":
+            reply: Reply = {}, update_to_bytes(update)
+        elif do == "answer":
             answer, kept = worker.answer(self.name, broadcast, remembered, str(request["question"])[:100])
-            memory.keep(step, {} if worker.config.stateless else kept)
-            return {"samples": answer.samples}, pack({}, tensors=answer.tensors)
-        if do != "evaluate":
+            reply = {"samples": answer.samples}, pack({}, tensors=answer.tensors)
+        else:
             raise BadMessage(f"there is no request '{do}'")
-        detailed, config = request["detailed"] is True, worker.config
+        forget_other_runs(self.state / session.run)
+        memory.keep(self.name, kept)
+        memory.commit(request["step"])
+        # As far back as the server's checkpoints can go.
+        memory.release((broadcast.round - KEPT_CHECKPOINTS * session.config.checkpoint_every - 1) * STEPS)
+        return reply
+
+    def _evaluate(
+        self, request: Table, session: Session, worker: Worker, broadcast: Broadcast, remembered: Tensors
+    ) -> list[Table]:
+        detailed = request["detailed"] is True
         if detailed and self.models is not None:
             self.models.keep(session.run, worker, broadcast, remembered)
         self.policy.require("evaluation", self.policy.evaluation, "to evaluate a model")
         splits, detailed = [split for split in SPLITS if split in request["splits"]], detailed and self.policy.by_class
         found = worker.evaluate(self.name, broadcast, remembered, splits, detailed=detailed)
-        told = (completed(one, asked(config), config.seed, detailed=detailed) for one in found)
-        return {"evaluations": [asdict(replace(one, outputs=None)) for one in told]}, b""
-
-    def _charge(self, worker: Worker) -> None:
-        """Count what a private training spends."""
-        if worker.config.dp == "local":
-            (site,) = worker.federation
-            PrivacyLedger(self.state).charge(worker.config, site.samples, self.policy)
+        told = (completed(one, asked(worker.config), detailed=detailed) for one in found)
+        return [asdict(replace(one, outputs=None)) for one in told]
 
     def _describe(self, session: Session) -> Description:
         federation = self._read(session.config, None)

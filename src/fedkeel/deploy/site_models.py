@@ -5,6 +5,7 @@ directory, and never travels; no server can ask for it or knows of it."""
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -15,7 +16,6 @@ from fedkeel.core.messages import Broadcast
 from fedkeel.core.state import Tensors
 from fedkeel.data.outline import FILE as FEDERATION
 from fedkeel.data.outline import Outline
-from fedkeel.deploy.memory import forget_other_runs
 from fedkeel.engine.local import Worker
 from fedkeel.engine.rounds import EVALUATION_FIELDS
 from fedkeel.errors import first_line
@@ -25,6 +25,8 @@ from fedkeel.runs.run import Run
 from fedkeel.runs.store import Store
 from fedkeel.runs.summary import summarise_run
 
+RUN = re.compile(r"[0-9a-f]{16}")  # the name of one
+KEPT_RUNS = 3
 MOST_IMAGES = 1000  # the server waits, and more would hardly change the statistics
 log = logging.getLogger("fedkeel")
 
@@ -76,9 +78,14 @@ class SiteModels:
             nothing = dict.fromkeys(("clients", "dropped", "bytes_up", "bytes_down", "questions"), 0)
             store.append({"kind": "round", **at, **nothing, "loss": None})
             store.flush()
-            summary = summarise_run(Run(folder), []) | {
-                "executor": "sites",
-                "device": str(worker.device),
-                "seconds": 0.0,
-            }
+            made = {"executor": "sites", "device": str(worker.device), "seconds": 0.0}
+            summary = summarise_run(Run(folder), []) | made
             store.finish(summary, shared, [(site.name, local)] if worker.method.is_personal else [])
+
+
+def forget_other_runs(folder: Path) -> None:
+    """Keep what is of the latest few runs; a site does not grow with every run it took part in."""
+    others = [path for path in folder.parent.glob("*") if RUN.fullmatch(path.name) and path != folder]
+    others.sort(key=lambda path: path.stat().st_mtime)
+    for path in others[: max(0, len(others) - KEPT_RUNS + 1)]:
+        shutil.rmtree(path, ignore_errors=True)

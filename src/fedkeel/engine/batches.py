@@ -88,13 +88,9 @@ class ImageStore:
 
     def batch(self, indices: Tensor, uniforms: Tensor, transform: Transform) -> Batch:
         """`indices` lie where the images do."""
+        images = self._gather(indices)
         if self.streamed:
-            shape = (len(indices), *self.images.shape[1:])
-            chunk = torch.empty(shape, dtype=self.images.dtype, pin_memory=self.device.type == "cuda")
-            chunk.copy_(self._gather(indices))
-            images = chunk.to(self.device, non_blocking=True)
-        else:
-            images = self._gather(indices)
+            images = (images.pin_memory() if self.device.type == "cuda" else images).to(self.device, non_blocking=True)
         uniforms = uniforms.to(self.device, non_blocking=True)
         return Batch(transform(images, uniforms), self.labels[indices.to(self.device, non_blocking=True)])
 

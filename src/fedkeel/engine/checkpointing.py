@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and what the round loop needs of a run directory."""
+"""What a checkpoint holds, and what the round loop needs of a run directory: `runs.store.Store`."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -19,27 +19,13 @@ class Checkpoint:
 
 
 class Storage(Protocol):
-    """Where a run is written; `runs.store.Store` is the one on disk."""
-
     directory: Path
     memory: ClientMemory
 
     @property
-    def extended(self) -> Collection[int]:
-        """After how many rounds it was finished before, and then extended."""
-        ...
-
-    def append(self, record: dict[str, Any]) -> None:
-        """A line of the metrics."""
-
-    def append_timing(self, record: dict[str, Any]) -> None:
-        """The seconds of a round and of its clients."""
-
+    def extended(self) -> Collection[int]: ...
+    def append(self, record: dict[str, Any]) -> None: ...
+    def append_timing(self, record: dict[str, Any]) -> None: ...
     def checkpoint(self, checkpoint: Checkpoint) -> None: ...
-
-    def latest(self, note: Callable[[str], None]) -> Checkpoint | None:
-        """The newest checkpoint that is whole; the records and the memory are as they were then."""
-        ...
-
-    def truncate(self, size: int = 0) -> None:
-        """Forget the records of rounds that were not completed."""
+    def latest(self, note: Callable[[str], None]) -> Checkpoint | None: ...
+    def truncate(self, size: int = 0) -> None: ...

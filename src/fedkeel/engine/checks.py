@@ -11,7 +11,6 @@ was expected and what to do, before anything expensive is begun.
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,8 +36,8 @@ from fedkeel.trust.rules import clients_per_round
 log = logging.getLogger("fedkeel")
 KINDS: dict[str, tuple[type, str]] = {
     "federation": (Federation, "a fedkeel.data.Federation, or the name of a data set as data='...'"),
-    "model": (nn.Module, "a network, or its name"),
-    "method": (Method, "a fedkeel.Method, or its name; of several, joined by '+'"),
+    "model": (nn.Module, "a network, or its name where a run is begun"),
+    "method": (Method, "a fedkeel.Method, or its name where a run is begun"),
     "observer": (Observer, "an object of a class derived from fedkeel.Observer"),
 }
 
@@ -48,13 +47,8 @@ def check_objects(**objects: Any) -> None:
     """One sentence for what is of another kind than it should be; None is what was not given."""
     for what, given in objects.items():
         kind, wanted = KINDS[what]
-        if given is None or isinstance(given, kind):
-            continue
-        if isinstance(given, type) and issubclass(given, kind):
-            wanted = f"an object of it, {given.__name__}(...)"
-        elif isinstance(given, str) and what in ("model", "method"):  # where a name would do, it was taken for one
-            wanted = "the object that the run was made with"
-        raise FedkeelError(f"'{what}' is {described(given)}: give {wanted}.")
+        if given is not None and not isinstance(given, kind):
+            raise FedkeelError(f"'{what}' is {described(given)}: give {wanted}.")
 
 
 def refuse_unused(options: Mapping[str, Any], *, federation: Any = None, model: Any = None) -> None:
@@ -65,15 +59,6 @@ def refuse_unused(options: Mapping[str, Any], *, federation: Any = None, model: 
             if options.get(name, getattr(default, name)) != getattr(default, name):
                 both = f"'{what}' is given as an object together with {name}={options[name]!r}"
                 raise FedkeelError(f"{both}: keep one, since an object is taken as it is.")
-
-
-def refuse_name(config: str | Path) -> None:
-    """A method's name in the place of the configuration, which is the first thing that `simulate` takes."""
-    if not Path(config).exists() and Path(config).suffix != ".toml":
-        raise FedkeelError(
-            f"There is no configuration file '{config}', which is what comes first: a method is given as "
-            "method='fedbn', a data set as data='digits-shift'."
-        )
 
 
 # -- options ---------------------------------------------------------------------------------------------------------
@@ -123,9 +108,8 @@ def check_clients(config: Config, federation: Federation) -> None:
             f"'{federation.name}' has the label {int(outside[0])}, but {federation.num_classes} classes: "
             f"give labels from 0 to {federation.num_classes - 1}."
         )
-    domains = {client.domain for client in training}
     for client in federation.unseen:
-        if client.domain in domains:
+        if client.domain in {one.domain for one in training}:
             raise DataError(
                 f"The unseen client '{client.name}' is of the domain '{client.domain}', which others train on: "
                 "name its domain differently, so that the averages keep them apart."
@@ -135,22 +119,20 @@ def check_clients(config: Config, federation: Federation) -> None:
             f"No client of '{federation.name}' has test samples: hold a domain out with 'unseen', or take a split that "
             f"has a test set."
         )
-    judged = "'result' is 'best-validation'" if config.result == "best-validation" else ""
-    judged = judged or (f"'patience' is {config.patience}" if config.patience else "")
-    if judged and not any(len(client.validation) for client in training):
-        remedy = "choose 'last'" if config.result == "best-validation" else "leave it out"
-        raise DataError(
-            f"{judged}, but no client of '{federation.name}' has validation samples: {remedy} or give a validation "
-            "split."
-        )
+    for name, is_asked in (("result", config.result == "best-validation"), ("patience", config.patience)):
+        if is_asked and not any(len(client.validation) for client in training):
+            raise DataError(
+                f"'{name}' is {getattr(config, name)!r}, but no client of '{federation.name}' has validation samples: "
+                "leave it out, or give a validation split."
+            )
 
 
 def check_rounds(config: Config, federation: Federation, defence: Defence) -> None:
-    clients = len(federation.clients)
-    sampled = clients_per_round(config, clients)
+    sampled = clients_per_round(config, len(federation.clients))
     if config.min_clients > sampled:
-        of_how_many = f"of {clients} clients, a round trains {sampled}"
-        raise FedkeelError(f"'min_clients' is {config.min_clients}, but {of_how_many}: give at most {sampled}.")
+        raise FedkeelError(
+            f"'min_clients' is {config.min_clients}, but a round trains {sampled}: give at most as many."
+        )
     defence.refuse_too_few(sampled)
 
 
@@ -172,14 +154,11 @@ def check_network(network: Classifier, federation: Federation) -> None:
     try:
         with torch.no_grad():
             output = network.eval()(x.to(first.device))
-    except FedkeelError:
-        raise
     except Exception as error:
-        if shortage(error):
+        if isinstance(error, FedkeelError) or shortage(error):
             raise
         reason = first_line(error)
-        what = "images" if x.ndim == 4 else "samples"
-        raise FedkeelError(f"The model does not take {what} of shape {tuple(x.shape[1:])}: {reason}.") from error
+        raise FedkeelError(f"The model does not take samples of shape {tuple(x.shape[1:])}: {reason}.") from error
     if not isinstance(output, Output):
         raise FedkeelError(
             f"The forward of {type(network).__name__} returns a {type(output).__name__}: "
@@ -197,15 +176,9 @@ def warn(worker: Worker) -> None:
     privacy.warn_of_the_rest(config, worker.method, worker.layout)
     if config.batch_size == 1 and normalised:
         log.warning(
-            "The batch size is 1, and a single sample has no batch statistics: batch norm will use the global ones. "
-            "'gn', 'ln' or 'fedwon' suit such batches."
+            "A batch of one has no statistics: batch norm will use the global ones; 'gn', 'ln' or 'fedwon' fit."
         )
     if config.schedule != "constant" and config.rounds > 1 and not schedules.moves(config):
-        log.warning(
-            f"The schedule '{config.schedule}' leaves the learning rate as it is in all of the {config.rounds} rounds."
-        )
+        log.warning(f"The schedule '{config.schedule}' leaves the learning rate as it is in all rounds.")
     if config.evaluate_with != "global" and not normalised_layers(worker.model):
-        log.warning(
-            f"'evaluate_with' is '{config.evaluate_with}', but the model has no batch norm: its accuracy is "
-            "the same with all statistics, and there is nothing to calibrate."
-        )
+        log.warning(f"'evaluate_with' is '{config.evaluate_with}', but the model has no batch norm: nothing differs.")

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from fedkeel import seeds
 from fedkeel.config import Config, from_one
-from fedkeel.core.client import Batch
 from fedkeel.core.evaluation import Evaluation, Outputs, diverged_domains
 from fedkeel.core.messages import Broadcast, Missing
 from fedkeel.core.types import Classifier
@@ -52,14 +51,7 @@ class Evaluator:
     """Accuracy, loss and what else is asked for of one model, under global or batch statistics."""
 
     def __init__(self, model: Classifier, store: ImageStore, config: Config) -> None:
-        self.model, self.store, self.config = model, store, config
-        metrics = asked(config)
-        self._metrics = {name: metric for name, metric in metrics.items() if metric.per_sample}
-        self._needs_outputs = len(self._metrics) < len(metrics)
-        # Samples that are classified rightly, their loss, and the metrics.
-        self._sums = torch.zeros(2 + len(self._metrics), dtype=torch.float64, device=store.device)
-        self._logits = torch.empty(0, store.federation.num_classes, dtype=torch.float32, device=store.device)
-        self._place = torch.zeros(1, dtype=torch.int64, device=store.device)  # of the next batch in it
+        self.model, self.store, self.config, self._metrics = model, store, config, asked(config)
         self._calibrator = Calibrator(model, lambda x: model(x).logits)
 
     def test(
@@ -121,33 +113,35 @@ class Evaluator:
         count, if not all. `detailed`: with the outputs, which are there without being asked for where a metric needs
         them."""
         self.model.eval()
-        collect = detailed or self._needs_outputs
-        results = []
+        of_samples = {name: metric for name, metric in self._metrics.items() if metric.per_sample}
+        collect = detailed or len(of_samples) < len(self._metrics)
+        federation, results = self.store.federation, []
         for split in splits:
             indices = self._order(client, split, statistics)[part or slice(None)]
             if not len(indices):
                 continue
-            self._sums.zero_()
             reached(EVALUATION)
-            batches = self.store.in_order(indices, self.config.evaluation_batch, self.store.federation.test_transform)
+            # Samples that are classified rightly, their loss, and the metrics.
+            sums = torch.zeros(2 + len(of_samples), dtype=torch.float64, device=self.store.device)
+            outputs = []
+            for batch in self.store.in_order(indices, self.config.evaluation_batch, federation.test_transform):
+                # As in training, a single sample has no batch statistics and is normalised with the global ones.
+                by_batch = statistics == "batch" and len(batch.y) > 1
+                with batch_statistics(self.model) if by_batch else nullcontext():
+                    logits = self.model(batch.x).logits.float()
+                numbers = [logits.argmax(1) == batch.y, F.cross_entropy(logits, batch.y, reduction="sum")]
+                numbers += [metric(logits, batch.y).double() for metric in of_samples.values()]
+                sums += torch.stack([number.sum().double() for number in numbers])
+                outputs += [logits] if collect else []
+            correct, loss, *values = sums.tolist()
+            metrics = dict(zip(of_samples, values, strict=True))
+            found = Evaluation(client.name, client.domain, split, statistics, int(correct), len(indices), loss, metrics)
             if collect:
-                self._make_room(len(indices))
-            for batch in batches:
-                self._add(statistics, collect, batch)
-            correct, loss, *sums = self._sums.tolist()
-            metrics = dict(zip(self._metrics, sums, strict=True))
-            whole = Evaluation(client.name, client.domain, split, statistics, int(correct), len(indices), loss, metrics)
-            results.append(replace(whole, outputs=self._outputs(indices)) if collect else whole)
+                images = indices.cpu()
+                said = Outputs(torch.cat(outputs).cpu(), federation.labels[images].cpu(), images)
+                found = replace(found, outputs=said)
+            results.append(found)
         return results
-
-    def _make_room(self, samples: int) -> None:
-        if samples > len(self._logits):
-            self._logits = self._logits.new_empty(1 << (samples - 1).bit_length(), self._logits.shape[1])
-        self._place.zero_()
-
-    def _outputs(self, indices: Tensor) -> Outputs:
-        logits, images = self._logits[: len(indices)].to("cpu", copy=True), indices.cpu()
-        return Outputs(logits, self.store.federation.labels[images].cpu(), images)
 
     def _order(self, client: Client, split: str, statistics: str) -> Tensor:
         """Under batch statistics the samples come in an order that is random but always the same: images often lie
@@ -158,37 +152,22 @@ class Evaluator:
         generator = seeds.generator(self.config.seed, "evaluation", client.domain, split)
         return indices[torch.randperm(len(indices), generator=generator)]
 
-    def _add(self, kind: str, collect: bool, batch: Batch) -> None:
-        # As in training, a single sample has no batch statistics and is normalised with the global ones.
-        with batch_statistics(self.model) if kind == "batch" and len(batch.y) > 1 else nullcontext():
-            logits = self.model(batch.x).logits.float()
-        self._sums[0].add_((logits.argmax(1) == batch.y).sum())
-        self._sums[1].add_(F.cross_entropy(logits, batch.y, reduction="sum"))
-        for place, metric in enumerate(self._metrics.values(), start=2):
-            self._sums[place].add_(metric(logits, batch.y).double().sum())
-        if collect:
-            rows = self._place + torch.arange(len(logits), device=logits.device)
-            self._logits.index_copy_(0, rows, logits)
-            self._place.add_(len(logits))
-
 
 # -- the federation --------------------------------------------------------------------------------------------------
 @dataclass
 class FederatedEvaluation:
-    """Evaluates a model on the clients whose test and validation sets say how good it is.
-
-    Who has nothing to be tested on, and where the model has diverged, is told once of a domain, not in every round.
-    """
+    """Evaluates a model on the clients whose test and validation sets say how good it is."""
 
     setup: Setup
     executor: Executor
     memory: ClientMemory
     note: Callable[[str], None]
-    _told: set[tuple[str, str]] = field(default_factory=set)
+    _diverged: set[str] = field(default_factory=set)  # domains of which that was told, once
 
     def evaluate(self, broadcast: Broadcast) -> list[Evaluation]:
         evaluations = list(self._evaluate(broadcast, SPLITS, self.memory.look))
-        if new := self._new("loss", diverged_domains(evaluations)):
+        if new := [name for name in diverged_domains(evaluations) if name not in self._diverged]:
+            self._diverged |= {*new}
             self.note(
                 f"Round {from_one(broadcast.round)}: the evaluated loss on {quoted(new)} is not finite, the model has "
                 "diverged there: a lower learning rate may help."
@@ -215,7 +194,7 @@ class FederatedEvaluation:
         self, wanted: Mapping[str, Sequence[str]], broadcast: Broadcast, look: Look, *, detailed: bool
     ) -> dict[str, list[Evaluation]]:
         """On each of these clients these splits; some at once, since each comes with what the client remembers."""
-        metrics, seed, number = asked(self.setup.config), self.setup.config.seed, from_one(broadcast.round)
+        metrics, number = asked(self.setup.config), from_one(broadcast.round)
         found: dict[str, list[Evaluation]] = {name: [] for name in wanted}
         names = list(wanted)
         for some in (names[i : i + AT_ONCE] for i in range(0, len(names), AT_ONCE)):
@@ -224,7 +203,7 @@ class FederatedEvaluation:
                 if isinstance(result, Missing):
                     self.note(f"Round {number}: '{result.client}' did not evaluate, {result.reason}.")
                     continue
-                found[result.client] = [completed(one, metrics, seed, detailed=detailed) for one in result.outcome]
+                found[result.client] = [completed(one, metrics, detailed=detailed) for one in result.outcome]
         if wanted and not any(found.values()):
             raise TrainingError(f"No client evaluated the model of round {number}: see to them and resume.")
         return found
@@ -273,23 +252,3 @@ class FederatedEvaluation:
             )
         sites = itertools.chain(clients, federation.unseen)
         return [site.name for site in sites if any(len(split_indices(site, split)) for split in SPLITS)]
-
-    def begin(self) -> None:
-        """The federation has other clients than before: draw the sample anew, and say who cannot be tested."""
-        self.__dict__.pop("_names", None)
-        setup, sites = self.setup, list(self.setup.federation.one_of_each())
-        trained = [name for name in setup.domains if name not in setup.held_out]
-        ends = {"test": "that accuracy is not known, and averages are over the others."}
-        if setup.config.result == "best-validation":
-            ends["validation"] = "the others say which round was best."
-        for split, end in ends.items():
-            having = {site.domain for site in sites if len(split_indices(site, split))}
-            lacking = {site.domain for site in sites} - having
-            asked = setup.domains if split == "test" else trained
-            if new := self._new(split, [name for name in asked if name in lacking]):
-                self.note(f"{quoted(new)} {'has' if len(new) == 1 else 'have'} no {split} samples: {end}")
-
-    def _new(self, what: str, domains: Sequence[str]) -> list[str]:
-        new = [name for name in domains if (what, name) not in self._told]
-        self._told |= {(what, name) for name in new}
-        return new

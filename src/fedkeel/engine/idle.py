@@ -13,7 +13,7 @@ from typing import Any
 from fedkeel import methods, options, spec
 from fedkeel.config import PYTHON_OBJECT, Config
 from fedkeel.core.composition import Composition
-from fedkeel.engine import metrics, optimizers, schedules
+from fedkeel.engine import metrics, optimizers
 from fedkeel.engine.executors.executor import choose_executor, runs_elsewhere
 from fedkeel.engine.setup import choose_device
 from fedkeel.errors import FedkeelError
@@ -43,7 +43,7 @@ def idle(config: Config, *, network: bool = False, typed: Collection[str] = ()) 
         "network": network,
         "executor": executor,
         "device": device,
-        "taken": {*optimizers.chosen(config)[1], *(["decay"] if schedules.takes_decay(config) else ())},
+        "taken": {*optimizers.chosen(config)[1]},
         "inside": spec.parse(config.data).options if by_name else {},
     }
     return options.idle(config, SimpleNamespace(**{**config.to_dict(), **facts}), typed)

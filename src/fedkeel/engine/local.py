@@ -6,7 +6,6 @@ A `Worker` is one resident model on one device. Every executor runs workers; the
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from fedkeel.core.composition import Composition
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update
 from fedkeel.core.state import Layout, Tensors, prefixed, select
-from fedkeel.core.types import Classifier, Output
+from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Federation
 from fedkeel.engine import optimizers, schedules
 from fedkeel.engine.batches import BatchPlan, ImageStore, TrainingPasses, try_channels_last
@@ -44,7 +43,6 @@ from fedkeel.trust.rules import PlainGradients
 LOCAL = "local"  # where a client's memory holds the entries of the model that never travel
 WATCHED = "watched/"  # before the names of an update's metrics that are for observers and not for `metrics.jsonl`
 QUESTION = "question"  # where a broadcast's extras hold the tensors of a method's question
-log = logging.getLogger("fedkeel")
 
 
 class ClientFailure(Exception):
@@ -119,21 +117,9 @@ class Worker:
         self.evaluator = Evaluator(self.model, self.store, config)
         self.task_loss = TrainingLoss(config.loss, self.federation.num_classes, device)
         self.watch = self.watching(self.model) if self.watching else None
-        self._compiled = self._compile()
         # The last broadcast as it came and on this device, and the last round's learning rate: clients share them.
         self._sent: tuple[Broadcast | None, Broadcast] = (None, Broadcast(0, 0, {}, {}))
         self._rate = (-1, 0.0)
-
-    def _compile(self) -> Callable[[Tensor], Output] | None:
-        if not self.config.compile:
-            return None
-        if self.method.overrides("forward"):
-            log.warning("'%s' has a forward pass of its own: the network is not compiled.", self.method.name)
-            return None
-        if self._dropout:  # in the backward pass it would compute masks again, from a counter that has gone on
-            log.warning("The network has dropout, and its clients train side by side: it is not compiled.")
-            return None
-        return torch.compile(self.model, dynamic=False)
 
     def twin(self) -> Worker:
         """Another model of the same kind over the same images, which may train beside this one."""
@@ -205,7 +191,7 @@ class Worker:
                 parameter.grad = None
             # A single sample has no batch statistics: batch norm then uses the global ones and leaves them alone.
             with frozen_statistics(self.model) if len(batch.y) == 1 else nullcontext(), self._precision():
-                output = self._forward(client, batch.x)
+                output = self.method.forward(client, batch.x)
                 loss, term = self.task_loss(output.logits, batch.y), self.method.loss(client, batch, output)
                 loss = loss if isinstance(term, float) and not term else loss + term
             loss.backward()  # type: ignore[no-untyped-call]
@@ -222,16 +208,6 @@ class Worker:
         reached(LOCAL_STEP)
         self._optimizer.step()
         return loss
-
-    def _forward(self, client: LocalClient, x: Tensor) -> Output:
-        if self._compiled is None or len(x) != self.config.batch_size:  # each other size would be compiled anew
-            return self.method.forward(client, x)
-        try:
-            return self._compiled(x)
-        except Exception as error:  # the compiler's own: whatever is wrong with the network shows without it too
-            log.warning("The network runs without torch.compile: %s.", str(error).strip().partition("\n")[0])
-            self._compiled = None
-            return self.method.forward(client, x)
 
     def _precision(self) -> torch.autocast | nullcontext[None]:
         return torch.autocast("cuda", dtype=torch.bfloat16) if self._half else nullcontext()

@@ -12,12 +12,11 @@ from functools import partial
 import numpy as np
 import torch.nn.functional as F
 
-from fedkeel import seeds
 from fedkeel.config import Config
 from fedkeel.core.evaluation import Evaluation, Outputs, known_mean
 from fedkeel.engine.metrics import METRICS, Metric, asked, requested
 from fedkeel.errors import FedkeelError, first_line, nearest
-from fedkeel.formulas.measures import Array, Measure, confusion, mean_of_samples, of_confusion, resampled
+from fedkeel.formulas.measures import Array, Measure, confusion, mean_of_samples, of_confusion
 from fedkeel.options import described
 
 _CROSS_ENTROPY = partial(F.cross_entropy, reduction="none")
@@ -39,7 +38,7 @@ def probabilities(outputs: Outputs) -> Array:
     return outputs.logits.double().softmax(1).numpy()
 
 
-def completed(evaluation: Evaluation, metrics: Mapping[str, Metric], seed: int, *, detailed: bool) -> Evaluation:
+def completed(evaluation: Evaluation, metrics: Mapping[str, Metric], *, detailed: bool) -> Evaluation:
     """With the metrics of the whole set. Of a detailed one the outputs stay, for who keeps predictions."""
     outputs = evaluation.outputs
     if outputs is None:
@@ -52,14 +51,8 @@ def completed(evaluation: Evaluation, metrics: Mapping[str, Metric], seed: int, 
     for name, metric in {**ALWAYS, **metrics}.items():
         if metric.per_sample:
             found[name] = mean_of_samples(metric(outputs.logits, outputs.labels).double().numpy())
-            continue
-        measure = found[name] if name in found else read(name, metric, chances, labels)
-        if np.isfinite(measure.value) and np.isnan(measure.low):  # a function that gives no interval
-            again = partial(_value, name, metric, chances, labels)
-            generator = seeds.numpy_generator(seed, "bootstrap", name, evaluation.client)
-            low, high = resampled(again, len(labels), generator)
-            measure = measure._replace(low=low, high=high)
-        found[name] = measure
+        elif name not in found:
+            found[name] = read(name, metric, chances, labels)
     counts = confusion(labels, outputs.logits.argmax(1).numpy(), chances.shape[1])
     cells = [[int(true), int(said), int(counts[true, said])] for true, said in np.argwhere(counts)]
     told = {name: measure.to_list() for name, measure in found.items() if name not in OF_CONFUSION}
@@ -89,10 +82,3 @@ def read(name: str, metric: Metric, chances: Array, labels: Array) -> Measure:
         )
     by_class = tuple(Measure(float(value), np.nan, np.nan) for value in numbers) if numbers.ndim else ()
     return Measure(known_mean(numbers.reshape(-1).tolist()), np.nan, np.nan, by_class)
-
-
-def _value(name: str, metric: Metric, chances: Array, labels: Array, places: Array) -> float:
-    try:
-        return read(name, metric, chances[places], labels[places]).value
-    except FedkeelError:  # images that were drawn may lack a class that it needs
-        return np.nan

@@ -14,17 +14,13 @@ from fedkeel.config import Config
 from fedkeel.errors import FedkeelError, first_line
 from fedkeel.registry import Registry, signature_of
 
-OF_THE_RUN = {"lr": "learning_rate", "momentum": "momentum", "weight_decay": "weight_decay"}
-OF_THE_ENGINE = ("params", "foreach", "fused", "capturable", "differentiable", "maximize")
+OF_THE_RUN = ("momentum", "weight_decay")  # options of `Config`
+OF_THE_ENGINE = ("params", "lr", "foreach", "fused", "capturable", "differentiable", "maximize")
 FUSED = ("sgd", "adamw")  # those that have one kernel for all parameters
-UNFIT = {
-    "lbfgs": "evaluates the loss several times in a step",
-    "sparseadam": "wants sparse gradients",
-    "muon": "takes matrices alone",
-}
+UNFIT = ("optimizer", "lbfgs", "sparseadam", "muon")  # which need more than a step has, or take other gradients
 OPTIMIZERS: Registry[torch.optim.Optimizer] = Registry("optimizer", given=(*OF_THE_RUN, *OF_THE_ENGINE))
 for _name, _class in sorted(vars(torch.optim).items()):
-    if inspect.isclass(_class) and _name != "Optimizer" and _name.lower() not in UNFIT:
+    if inspect.isclass(_class) and _name.lower() not in UNFIT:
         OPTIMIZERS.register(_name.lower())(_class)
 
 
@@ -108,19 +104,10 @@ def import_beforehand(config: Config) -> None:
 def chosen(config: Config) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
     """The optimizer that the configuration names, and its options but for the learning rate."""
     given = spec.parse(config.optimizer)
-    if reason := UNFIT.get(given.name.lower()):
-        raise FedkeelError(f"The optimizer '{given.name}' {reason}: choose another, see 'fedkeel list optimizers'.")
     entry = OPTIMIZERS.entry(given.name)
-    for name in given.options.keys() & OF_THE_RUN:
-        option = OF_THE_RUN[name]
-        raise FedkeelError(
-            f"'{name}' is an option of the run: give '--{option.replace('_', '-')}', in Python {option}=."
-        )
     options = entry.check_options(OPTIMIZERS.kind, given.options)
     takes = signature_of(entry.build).parameters
-    return entry.build, options | {
-        name: getattr(config, name) for name in ("momentum", "weight_decay") if name in takes
-    }
+    return entry.build, options | {name: getattr(config, name) for name in OF_THE_RUN if name in takes}
 
 
 def check(config: Config) -> None:

@@ -5,9 +5,8 @@ sample -> broadcast -> train and check -> aggregate -> evaluate -> record -> che
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +17,6 @@ from fedkeel.core.evaluation import Scores, summarise
 from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, mean_loss, reading
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, prefixed
-from fedkeel.data.federation import Federation
 from fedkeel.engine.best import Best
 from fedkeel.engine.checkpointing import Checkpoint, Storage
 from fedkeel.engine.evaluation import FederatedEvaluation
@@ -60,7 +58,7 @@ class Federated:
             weights=worker.layout.extract(worker.model, worker.layout.weights),
             statistics=worker.layout.extract(worker.model, worker.layout.statistics),
             participants=[],
-            num_clients=len(self.federation.clients),
+            num_clients=len(self.setup.federation.clients),
             layout=worker.layout,
             config=config,
             asker=self._ask,
@@ -70,16 +68,11 @@ class Federated:
         self.evaluation = FederatedEvaluation(self.setup, self.executor, self.memory, self.observer.note)
         self._preparing: Server | None = None  # what is about to be broadcast, while methods may ask of it
 
-    @property
-    def federation(self) -> Federation:
-        return self.setup.federation
-
     # -- the loop --------------------------------------------------------------------------------------------
     def run(self) -> Server:
         """Run the rounds that are left; the server as it was tested after the last."""
         first, result = self._restore()
         self.observer.started(self.config, first)
-        self.evaluation.begin()
         for round in range(first, self.config.rounds):
             result = self.round(round)
             if self._is_last(round):
@@ -118,7 +111,7 @@ class Federated:
         """The clients of this round, in the federation's order."""
         server = self.server
         self.traffic = Counter(bytes_up=0, bytes_down=0, questions=0)
-        clients = self.federation.clients
+        clients = self.setup.federation.clients
         server.round = round
         server.participants = [clients[i].name for i in self.setup.rules.sampler.sample(len(clients), round)]
 
@@ -135,14 +128,7 @@ class Federated:
     def _train(self, broadcast: Broadcast) -> tuple[list[Result[Update]], list[Missing]]:
         """Train the round's clients; keep the updates that pass the check, in the clients' order."""
         number, results, dropped = from_one(broadcast.round), list[Result[Update]](), list[Missing]()
-
-        def check_update(update: Update) -> None:
-            check(update, broadcast)
-            self.method.check_extras(self.server, update.extras)
-
-        tasks = [Task("train", client) for client in self.server.participants]
-        done = partial(self.observer.client_done, broadcast.round)
-        for result in self._results(tasks, broadcast, check_update, done):
+        for result in self._results([Task("train", name) for name in self.server.participants], broadcast, self.server):
             if isinstance(result, Missing):
                 dropped.append(result)
                 self._record("dropped", {"client": result.client, "reason": result.reason})
@@ -165,58 +151,48 @@ class Federated:
         extras = (self._preparing or self.server).extras | prefixed(tensors, QUESTION)
         broadcast = Broadcast(server.round, server.rounds, server.weights, server.statistics, extras)
         self.traffic["questions"] += 1
-
-        def check_answer(answer: Answer) -> None:
-            check_samples(answer.samples)
-            self.method.check_answer(server, question, answer.tensors)
-
         answers: dict[str, Answer] = {}
-        tasks = [Task("answer", client, question=question) for client in clients]
-        for result in self._results(tasks, broadcast, check_answer):
+        for result in self._results([Task("answer", name, question=question) for name in clients], broadcast, server):
             if isinstance(result, Missing):
                 number = from_one(server.round)
                 self.observer.note(f"Round {number}: '{result.client}' did not answer '{question}', {result.reason}.")
                 continue
-            self._accept(result)
+            self.memory.keep(result.client, result.memory)
             answers[result.client] = result.outcome
         return answers
 
-    def _results(
-        self,
-        tasks: Sequence[Task],
-        broadcast: Broadcast,
-        check_content: Callable[[Any], None],
-        done: Callable[[int, int], None] = lambda *_: None,
-    ) -> Iterator[Result[Any] | Missing]:
-        """The results of these tasks that can be used, in the order of the tasks; of the others, why they cannot.
+    def _results(self, tasks: Sequence[Task], broadcast: Broadcast, server: Server) -> Iterator[Result[Any] | Missing]:
+        """The results of these tasks that `server` can use, in the order of the tasks; of the others, why it cannot.
 
-        Nothing that a client remembers has changed yet: see `_accept`.
+        Nothing that a client remembers has changed yet.
         """
         self.traffic["bytes_down"] += broadcast.nbytes * len(tasks)
         tasks = [replace(task, memory=self.memory.look(task.client)) for task in tasks]
         results: dict[str, Result[Any] | Missing] = {}
         for result in self.executor.map(tasks, broadcast):
             results[result.client] = result
-            done(len(results), len(tasks))
+            if tasks[0].do == "train":
+                self.observer.client_done(broadcast.round, len(results), len(tasks))
         for task in tasks:
             result = results[task.client]
-            yield result if isinstance(result, Missing) else self._checked(result, check_content)
+            yield result if isinstance(result, Missing) else self._checked(task, result, broadcast, server)
 
-    def _checked(self, result: Result[Any], check_content: Callable[[Any], None]) -> Result[Any] | Missing:
-        self.traffic["bytes_up"] += result.outcome.nbytes  # also of what cannot be used
+    def _checked(self, task: Task, result: Result[Any], broadcast: Broadcast, server: Server) -> Result[Any] | Missing:
+        outcome = result.outcome
+        self.traffic["bytes_up"] += outcome.nbytes  # also of what cannot be used
         try:
             with reading("it cannot be checked"):
-                if result.outcome.client != result.client:
-                    raise BadMessage(f"it says that it is of '{result.outcome.client}'")
-                check_content(result.outcome)
+                if outcome.client != result.client:
+                    raise BadMessage(f"it says that it is of '{outcome.client}'")
+                if isinstance(outcome, Update):
+                    check(outcome, broadcast)
+                    self.method.check_extras(server, outcome.extras)
+                else:
+                    check_samples(outcome.samples)
+                    self.method.check_answer(server, task.question, outcome.tensors)
         except BadMessage as bad:
             return Missing(result.client, str(bad))
         return result
-
-    def _accept(self, result: Result[Any]) -> None:
-        """What a client remembers changes with what the server takes from it: SCAFFOLD's control variates, for one, are
-        kept on both sides and must fit each other."""
-        self.memory.keep(result.client, result.memory)
 
     # -- aggregate -------------------------------------------------------------------------------------------
     def _aggregate(self, broadcast: Broadcast, results: Sequence[Result[Update]]) -> None:
@@ -232,8 +208,10 @@ class Federated:
         server.participants = [update.client for update in counted]  # whom methods ask before the test
         names = set(server.participants)
         for result in results:
+            # What a client remembers changes with what the server takes from it: SCAFFOLD's control variates, for one,
+            # are kept on both sides and must fit each other.
             if result.client in names:
-                self._accept(result)
+                self.memory.keep(result.client, result.memory)
             else:
                 self._record("not chosen", {"client": result.client})
         weights, statistics, seen = aggregator.mean(server, broadcast, counted)
@@ -247,7 +225,11 @@ class Federated:
     # -- evaluate --------------------------------------------------------------------------------------------
     def _evaluate(self) -> tuple[Server, Scores | None]:
         """Test a copy of the server that the method may change, and compare it with the best one before."""
-        tested, shown = self._before_evaluation(), None
+        server, shown = self.server, None
+        tested = replace(server, statistics=dict(server.statistics), weights=dict(server.weights))
+        self.method.before_evaluation(tested)
+        tested.statistics = state.keep_variances_positive(tested.statistics)
+        server.memory = tested.memory
         evaluations = self.evaluation.evaluate(tested.broadcast(tested.weights))
         for split, statistics in sorted({(e.split, e.statistics) for e in evaluations}, reverse=True):
             group = [e for e in evaluations if (e.split, e.statistics) == (split, statistics)]
@@ -264,14 +246,6 @@ class Federated:
                 self.best.local = {client: state.clone(local) for client, local in self.local_layers()}
         self.best.count()
         return tested, shown
-
-    def _before_evaluation(self) -> Server:
-        server = self.server
-        tested = replace(server, statistics=dict(server.statistics), weights=dict(server.weights))
-        self.method.before_evaluation(tested)
-        tested.statistics = state.keep_variances_positive(tested.statistics)
-        server.memory = tested.memory
-        return tested
 
     # -- record ----------------------------------------------------------------------------------------------
     def _record(self, kind: str, record: dict[str, Any]) -> None:

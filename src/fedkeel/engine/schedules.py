@@ -6,7 +6,6 @@ returns. One of your own: `@SCHEDULES.register("name")` above a function that ta
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 from fedkeel import spec
 from fedkeel.config import Config, from_one
@@ -30,7 +29,7 @@ def constant() -> Schedule:
 
 @SCHEDULES.register("exponential")
 def exponential(decay: PositiveShare = 0.998) -> Schedule:
-    """Times `decay` in every round; without brackets it is the run's option of that name."""
+    """Times `decay` in every round."""
     return lambda round, _: decay**round
 
 
@@ -49,7 +48,7 @@ def step(every: Count = 30, factor: Positive = 0.1) -> Schedule:
 @SCHEDULES.register("warmup")
 def warmup(rounds: Count = 5, then: str = "constant") -> Schedule:
     """Up in equal steps over the first `rounds`; `then` another schedule over those that are left."""
-    following, first = _build(spec.parse(then)), rounds
+    following, first = _build(then), rounds
 
     def factor(round: int, rounds: int) -> float:
         return (round + 1) / first if round < first else following(round - first, rounds - first)
@@ -82,23 +81,10 @@ def moves(config: Config) -> bool:
     return any(learning_rate_at(config, round) != config.learning_rate for round in range(config.rounds))
 
 
-def takes_decay(config: Config) -> bool:
-    """Whether the run's `decay` has a place in the schedule."""
-    given = spec.parse(config.schedule)
-    return _filled(given, math.nan) != given
-
-
 def _of(config: Config) -> Schedule:
-    return _build(_filled(spec.parse(config.schedule), config.decay))
+    return _build(config.schedule)
 
 
-def _build(given: spec.Spec) -> Schedule:
+def _build(text: str) -> Schedule:
+    given = spec.parse(text)
     return SCHEDULES.make(given.name, **given.options)
-
-
-def _filled(given: spec.Spec, decay: float) -> spec.Spec:
-    """With the run's `decay` in it, also in the schedule that follows a warm-up."""
-    options = ({"decay": decay} if given.name == "exponential" else {}) | given.options
-    if given.name == "warmup" and isinstance(options.get("then"), str):
-        options["then"] = str(_filled(spec.parse(options["then"]), decay))
-    return replace(given, options=options)

@@ -21,10 +21,10 @@ from fedkeel.engine import checks
 from fedkeel.engine.batches import probe
 from fedkeel.engine.executors.executor import EXECUTORS, Executor, choose_executor, runs_elsewhere
 from fedkeel.engine.local import Worker
-from fedkeel.errors import FedkeelError, nearest
+from fedkeel.errors import FedkeelError
 from fedkeel.models import timm_models
 from fedkeel.models.wrapped import refuse_lazy
-from fedkeel.spec import parse
+from fedkeel.spec import names, parse
 from fedkeel.trust import privacy
 from fedkeel.trust.rules import Rules
 
@@ -106,15 +106,9 @@ def prepare(
 
 
 def load_federation(config: Config) -> Federation:
-    spec = parse(config.data)
-    options = dict(spec.options)
-    if config.unseen:
-        options["unseen"] = [name.strip() for name in config.unseen.split(",") if name.strip()]
-    if config.subsample:
-        options["subsample"] = config.subsample
-    options.setdefault("partition", config.partition)
-    options.setdefault("seed", config.seed)
-    return data.load(spec.name, **options)
+    given = parse(config.data)
+    options = {"partition": config.partition, "unseen": names(config.unseen), "subsample": config.subsample or None}
+    return data.load(given.name, **{**options, "seed": config.seed, **given.options})
 
 
 def build_model(config: Config, federation: Federation, method: Composition, given: nn.Module | None) -> Classifier:
@@ -141,20 +135,12 @@ def choose_device(config: Config) -> torch.device:
     """That of this process; clients that run elsewhere have others."""
     if runs_elsewhere(config):
         return torch.device("cpu")
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(config.device)
-    except RuntimeError:
-        wanted = "cuda" if config.device == "gpu" else config.device
-        raise FedkeelError(f"'device' is '{config.device}': {nearest(wanted, ['auto', 'cpu', 'cuda'])}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise FedkeelError(f"'device' is '{config.device}', but this machine shows no GPU to torch: choose 'cpu'.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        return torch.device("cuda" if cards else "cpu")
+    if config.device not in ("cpu", *(["cuda"] if cards else []), *(f"cuda:{number}" for number in range(cards))):
+        has = f"{cards} GPUs, counted from 0" if cards else "no GPU that torch sees"
         raise FedkeelError(
-            f"'device' is '{config.device}', but this machine has {torch.cuda.device_count()} GPUs, counted from 0: "
-            "choose one of them."
+            f"'device' is '{config.device}', and this machine has {has}: give auto, cpu, cuda or cuda:N."
         )
-    if device.type not in ("cpu", "cuda"):
-        raise FedkeelError(f"'device' is '{config.device}', which is not supported: choose 'cpu' or 'cuda'.")
-    return device
+    return torch.device(config.device)

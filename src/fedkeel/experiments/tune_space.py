@@ -28,7 +28,7 @@ Space = dict[str, BaseDistribution]
 # The others say what is measured, on which data, by whom and where: a search over them would compare nothing.
 TUNABLE = (
     *("model", "weights", "participation", "weighting", "dp_clip", "local_epochs", "batch_size", "drop_last", "loss"),
-    *("optimizer", "learning_rate", "momentum", "weight_decay", "schedule", "decay", "clip_norm"),
+    *("optimizer", "learning_rate", "momentum", "weight_decay", "schedule", "clip_norm"),
 )
 AROUND = 10.0  # times the learning rate, up and down, where no space is given
 DIGITS = 4  # of a number that is tried: more are noise

@@ -2,7 +2,7 @@
 
 The pass of Eq. 7 sees the first 64 samples in the order of their classes, augmented, as one batch, and N_k of Eq. 8 is
 64 at most. The factors alpha are averaged beside the weights, and a client that has none yet begins with the mean.
-Their clipping and their schedule are options of the run: clip_norm=10, schedule=exponential, decay=0.998.
+Their clipping and their schedule are options of the run: clip_norm=10, schedule=exponential(decay=0.998).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -65,7 +65,7 @@ def evaluate(trained: Trained, data: Any, labels: Any = None, sites: Any = None)
         correct = int((outputs.logits.argmax(1) == outputs.labels).sum())
         loss = float(F.cross_entropy(outputs.logits, outputs.labels, reduction="sum"))
         whole = Evaluation(site, site, "test", "global", correct, len(own), loss, outputs=outputs)
-        evaluations.append(completed(whole, {}, 0, detailed=True))
+        evaluations.append(completed(whole, {}, detailed=True))
     return Measures.of_document(document(evaluations, trained.labels, (), {}))
 
 

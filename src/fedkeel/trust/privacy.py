@@ -119,14 +119,11 @@ def refuse_contradictions(config: Config, method: Composition) -> None:
     refuse_what_tells_more(config, method)
     if config.dp == "local":
         return
-    if config.weighting != "uniform":
+    if config.weighting != "uniform" or config.robust or config.min_clients > 1:
         raise FedkeelError(
-            "'dp=central' hides a client among equals, and 'weighting' is 'samples': give '--weighting uniform'."
+            "'dp=central' adds noise to the mean of equal clients, however many came: give '--weighting uniform', and "
+            "leave out 'robust' and 'min_clients'."
         )
-    if config.robust:
-        raise FedkeelError(f"'dp=central' adds noise to the mean, and 'robust' is '{config.robust}': keep one of them.")
-    if config.min_clients > 1:
-        raise FedkeelError("'dp=central' counts rounds of any number of clients: leave 'min_clients' out.")
     for part in method.parts:
         looks = part.overrides("weights") and "central" not in part.traits.private
         if {"clients", "shares"} & {*part.traits.replaces} or looks:
@@ -166,10 +163,9 @@ def warn_of_the_rest(config: Config, method: Composition, layout: Layout) -> Non
     """Epsilon speaks of the weights; say what else leaves the clients."""
     if config.dp != "central":
         return
-    others = ["the statistics of normalisation layers"] if layout.statistics else []
-    others += [f"what '{p.name}' sends beside" for p in method.parts if p.overrides("finish") or p.overrides("answer")]
-    if others:
-        log.warning("Epsilon is that of the weights: %s are averaged without noise.", " and ".join(others))
+    sends = [part.name for part in method.parts if part.overrides("finish") or part.overrides("answer")]
+    if layout.statistics or sends:
+        log.warning("Epsilon is that of the weights: statistics and what methods send beside get no noise.")
 
 
 # -- what the loop is given -------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.formulas.robust import clipped, krum_scores, median, trimmed_mean, trimmed_number
-from fedkeel.options import Count, Positive, Range
+from fedkeel.options import Positive, Range
 from fedkeel.registry import Registry
 from fedkeel.spec import parse_sum
 
@@ -140,16 +140,13 @@ class MultiKrum(Krum):
 
     alike = False
 
-    keep: Count | None = None  # how many updates count; None for all but the liars
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.liars and not self.keep:
-            raise FedkeelError("'multi-krum' with liars=0 leaves out no update: give at least one liar, or 'keep'.")
-        self.fewest = max(self.fewest, (self.keep or 0) + 1)
+        if not self.liars:
+            raise FedkeelError("'multi-krum' with liars=0 leaves out no update: give at least one liar.")
 
     def kept(self, updates: int) -> int:
-        return self.keep or max(updates - self.liars, 1)
+        return max(updates - self.liars, 1)
 
 
 @dataclass(frozen=True)
@@ -174,12 +171,11 @@ class Defence:
         """A rule in place of the mean cannot protect what a method does not make of it."""
         name = self._instead_of_mean.name if self._instead_of_mean else ""
         for part in method.parts if name else ():
-            own = [what for what in ("weights", "statistics") if what in part.traits.replaces and part.overrides(what)]
-            if own or "shares" in part.traits.replaces:
-                does = f"makes the global {own[0]} from all updates" if own else "weighs the clients by its own rule"
+            made = [what for what in ("weights", "statistics") if what in part.traits.replaces and part.overrides(what)]
+            if made or "shares" in part.traits.replaces:
                 raise MethodError(
-                    f"'{part.name}' {does} and not from their mean, so '{name}' would not protect it: choose 'krum' or "
-                    "'multi-krum', or another method."
+                    f"'{part.name}' makes the global model otherwise than from the clients' mean, which '{name}' "
+                    "protects: choose 'krum' or 'multi-krum', or another method."
                 )
             if part.overrides("extras"):
                 log.warning(

@@ -160,7 +160,8 @@ def test_what_is_wrong_with_a_table_is_one_sentence(
     [
         ({"age": "", "dose": "inf"}, {}, "in row 1 of the column 'age' and row 1 of the column 'dose': fill them in"),
         ({"age": "old"}, {}, "The column 'age' does not hold numbers .*'old'"),
-        ({}, {"size": 9}, "'root', 'size' and 'bits' are for images, and the table has no column 'path'"),
+        ({}, {"size": 9}, "'root', 'size', 'bits' and 'tolerate' are for images, and the table has no column 'path'"),
+        ({}, {"tolerate": 0.5}, "'bits' and 'tolerate' are for images"),
         ({}, {"train_transform": "flip"}, r"The transform Flip does not fit float samples of shape \(2,\)"),
     ],
 )

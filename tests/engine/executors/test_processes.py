@@ -363,6 +363,6 @@ def test_a_worker_that_cannot_be_started_is_a_sentence_and_the_others_leave(
         return plain()
 
     monkeypatch.setattr(os, "fork", fork)
-    with pytest.raises(ShortageError, match=r"A worker process cannot be started .* give fewer --workers"):
+    with pytest.raises(ShortageError, match=r"The memory of this machine does not suffice.*fewer --workers"):
         tiny.run(tmp_path / "r", executor="processes", workers=3)
     until(lambda: not multiprocessing.active_children())

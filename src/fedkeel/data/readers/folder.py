@@ -120,7 +120,7 @@ def scan_domain(domain: Path, classes: Sequence[str], group: str | None = None) 
     """The images of the class folders in `domain`, with the lists beside it where there are some."""
     images = class_images("folder", domain, classes, needed=False)
     if not images.files:
-        raise DataError(f"There are no images in class folders of '{domain}': the layout must be {LAYOUT}.")
+        raise DataError(f"There are no images in class folders of '{domain}': put them into '{domain}/<class>/'.")
     position = {file.relative_to(domain.parent).as_posix(): number for number, file in enumerate(images.files)}
     lists = split_lists(domain.parent / "splits", domain.name, position)
     unlisted = len(images.files) - sum(map(len, lists)) if lists else 0

@@ -18,7 +18,7 @@ from fedkeel.data.own import as_labels, usual_transform
 from fedkeel.data.population import Split
 from fedkeel.data.reader import DATASETS, Fraction, Root, find_root
 from fedkeel.data.sources import array
-from fedkeel.data.splits import shares_of
+from fedkeel.data.splits import refuse_idle_seed, shares_of
 from fedkeel.errors import DataError, quoted
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -43,12 +43,14 @@ def read_npz(root: Root = None, validation: Fraction = 0.15, test: Fraction = 0.
             "x_<domain>_validation and x_<domain>_test."
         )
     x, y, splits, start = list[torch.Tensor](), list[npt.NDArray[Any]](), dict[str, Split](), 0
+    drawn = False
     for domain in domains:
         names = [name for name in (domain, f"{domain}_validation", f"{domain}_test") if name in stored]
         own = {name: array(arrays[f"x_{name}"]) for name in names}
         y += [of_each(arrays, f"y_{name}", len(own[name])) for name in names]
         groups = of_each(arrays, f"groups_{domain}", len(own[domain])) if f"groups_{domain}" in arrays else None
         shares = (0.0 if f"{domain}_validation" in own else validation, 0.0 if f"{domain}_test" in own else test)
+        drawn |= any(shares)
         parts = list(shares_of(domain, y[-len(names)], None, groups, *shares, split_seed))
         end = len(own[domain])
         for number, name in enumerate((f"{domain}_{use}" for use in USES), start=1):
@@ -61,6 +63,7 @@ def read_npz(root: Root = None, validation: Fraction = 0.15, test: Fraction = 0.
     if {(values.shape[1:], values.dtype) for values in x} != {(x[0].shape[1:], x[0].dtype)}:
         shapes = " and ".join(sorted({str(tuple(values.shape[1:])) for values in x}))
         raise DataError(f"'{root}' has samples of the shapes {shapes}: store all with one size and number of channels.")
+    refuse_idle_seed(split_seed, drawn=drawn)
     classes = [str(name) for name in arrays["classes"].tolist()] if "classes" in arrays else None
     labels, found = as_labels(np.concatenate(y), start, classes)
     usual = usual_transform(x[0])

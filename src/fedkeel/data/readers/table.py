@@ -129,9 +129,11 @@ class Table(Reader):
     def read(self) -> Dataset:
         if "path" in self.cells:
             return super().read()
-        if self.root is not None or self.bits is not None or self.size != Table.size:
+        of_images = self.root, self.bits, self.size, self.tolerate
+        if of_images != (None, None, Table.size, Table.tolerate):
             raise DataError(
-                "'root', 'size' and 'bits' are for images, and the table has no column 'path': leave them out."
+                "'root', 'size', 'bits' and 'tolerate' are for images, and the table has no column 'path': leave them "
+                "out."
             )
         manifest, sites = self.scan(self.folder()), self.sites()
         features = [str(name) for name in self.rows[0] if name and name not in self.columns.values()]

@@ -29,7 +29,6 @@ from fedkeel.engine.executors.executor import EXECUTORS, Executor, available_cor
 from fedkeel.engine.executors.parts import explained, memory_from_bytes, memory_to_bytes, packed, results, unpacked
 from fedkeel.engine.local import Worker
 from fedkeel.engine.tasks import Result, Task
-from fedkeel.errors import ShortageError
 from fedkeel.stopping import LOOK, Stopped, stop_requested
 
 KEPT_BYTES = 1 << 30
@@ -75,25 +74,21 @@ class ProcessesExecutor(Executor):
         torch.set_num_threads(1)
         self._folder = tempfile.TemporaryDirectory(prefix="fedkeel-")
         self._broadcasts = 0
-        self._begin()
+        try:
+            self._begin()
+        except OSError:
+            self.close()
+            raise
 
     def _begin(self) -> None:
         count, others = self.worker.config.workers or available_cores(), set(multiprocessing.active_children())
         self._pool = ProcessPoolExecutor(
             count, multiprocessing.get_context("fork"), initializer=_begin, initargs=(self.worker,)
         )
-        failure: OSError | None = None
         try:
             self._pool.submit(int)  # with the first task all of them are forked
-        except OSError as error:
-            failure = error
-        self._workers = set(multiprocessing.active_children()) - others
-        if failure:
-            self.close()
-            raise ShortageError(
-                f"A worker process cannot be started ({failure.strerror}): give fewer --workers, or stop what else "
-                "runs here."
-            ) from failure
+        finally:
+            self._workers = set(multiprocessing.active_children()) - others
 
     def close(self) -> None:
         for worker in self._workers:

@@ -164,12 +164,12 @@ class RayExecutor(Executor):
         import ray
 
         config, alive = self.config, [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        gpus = sum(int(node.get("GPU", 0) / config.ray_gpus + 1e-9) for node in alive) if config.device != "cpu" else 0
+        gpus = sum(int(node.get("GPU", 0)) for node in alive) if config.device != "cpu" else 0
         if config.device.startswith("cuda") and not gpus:
             raise FedkeelError(f"'device' is '{config.device}', and the Ray cluster has no GPU: give '--device cpu'.")
         cores = max(1, config.ray_cores)
         wanted = gpus or sum(int(node.get("CPU", 0)) // cores for node in alive)
-        taken = {"num_cpus": 0, "num_gpus": config.ray_gpus} if gpus else {"num_cpus": cores}
+        taken = {"num_cpus": 0, "num_gpus": 1} if gpus else {"num_cpus": cores}
         kind = ray.remote(**taken)(Station)
         for _ in range(min(wanted, config.ray_actors or wanted) - len(self._actors) - len(self._beginning)):
             actor = kind.remote(VERSIONS, self._code, self._references, bool(gpus))

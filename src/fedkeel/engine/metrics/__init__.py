@@ -2,7 +2,7 @@
 
 A metric is of a whole test set: its function gets the probabilities (N, C) and the labels (N,) as NumPy arrays and
 gives a number, or one for each class. Or it gives every sample a number: then it gets the logits (N, C) and the labels
-(N,) as tensors, gives a tensor (N,), is replayed on a GPU with the rest of an evaluation and so asks the host nothing.
+(N,) as tensors and gives a tensor (N,).
 """
 
 from __future__ import annotations

@@ -77,5 +77,5 @@ def test_a_roster_is_read_as_it_was_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"run": 1, "classes": ["a"], "sites": [7]}'])
 def test_a_roster_that_cannot_be_read_is_told_in_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "sites.json").write_text(text)
-    with pytest.raises(StoreError, match=r"who takes part, cannot be read .* copy"):
+    with pytest.raises(StoreError, match="who takes part, and cannot be read: put it back from a copy"):
         Roster.load(tmp_path)

@@ -3,15 +3,16 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from fedkeel.core.messages import BadMessage, reading
 from fedkeel.stopping import Stopped, stop_requested
 
 Table = dict[str, Any]
 Reply = tuple[Table, bytes]
-T = TypeVar("T")
 LARGEST_TABLE = 4 * 2**20
+STEPS = 1000  # requests of a round: a step of a run is `round * STEPS` and the number of the request
 POLL, TELL = 0.5, 10.0  # seconds between two looks at who is there, and between two words about who is not
 
 
@@ -46,17 +47,18 @@ def unpacked(text: object, message: object) -> Reply:
     return table, message
 
 
-def read_reply(reply: Reply | str, read: Callable[[Table, bytes], T], most: int) -> T:
-    """What a reply says; `BadMessage` for whatever else came of it: what breaks is this reply, never the server."""
-    if isinstance(reply, str):
-        raise BadMessage(reply)
-    table, data = reply
-    if len(data) > most:
-        raise BadMessage(f"its reply has {len(data):,} bytes, more than {most:,}")
+@contextmanager
+def read_reply(reply: Reply | str, most: int) -> Iterator[Reply]:
+    """For a block that reads it: whatever goes wrong there is a `BadMessage`, and never breaks the server."""
     with reading():
+        if isinstance(reply, str):
+            raise BadMessage(reply)
+        table, data = reply
+        if len(data) > most:
+            raise BadMessage(f"its reply has {len(data):,} bytes, more than {most:,}")
         if "failure" in table:
             raise BadMessage(plain(table["failure"]))
-        return read(table, data)
+        yield table, data
 
 
 def plain(given: object) -> str:

@@ -5,7 +5,6 @@ cannot be read is `Missing` with the reason; the others go on. What sites rememb
 which of the site's steps that counts.
 """
 
-import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from fedkeel.core.checking import check_samples
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update
 from fedkeel.engine.executors.executor import EXECUTORS, Executor
-from fedkeel.engine.executors.sites.channel import Channel, Table, largest_reply, read_reply, wait
+from fedkeel.engine.executors.sites.channel import STEPS, Channel, Table, largest_reply, read_reply, wait
 from fedkeel.engine.executors.sites.replies import evaluations_of
 from fedkeel.engine.executors.sites.roster import Roster
 from fedkeel.engine.metrics import asked
@@ -27,6 +26,7 @@ from fedkeel.engine.tasks import Result, Task, fetched
 
 COUNTED = "step"
 Show = Callable[[Collection[str], str, bool], None]
+Outcome = Update | Answer | list[Evaluation]
 AWAY, HANGING = "it is not connected", "it did not reply to an earlier request of this round"
 
 
@@ -36,8 +36,6 @@ class SitesExecutor(Executor):
     """Clients at other machines, over a network.
 
     Attributes:
-        channel: what carries requests and replies.
-        roster: who takes part.
         session: what every request carries: the run's name, the configuration, the classes.
         note: is told whom it waits for.
         show: is told what sites do, by name: names, what, and whether they are connected.
@@ -50,74 +48,31 @@ class SitesExecutor(Executor):
     note: Callable[[str], None]
     show: Show
     _hanging: set[str] = field(default_factory=set)
-    _step: tuple[int, int] = (-1, 0)
+    _step: int = -1
 
     @classmethod
     def cannot_run(cls, config: Config, device: torch.device) -> str:  # noqa: ARG003
         return "is that of a federation over a network: start one with 'fedkeel server', or choose 'auto'."
 
-    # -- what the round loop asks for ------------------------------------------------------------------------
     def map(self, tasks: Sequence[Task], broadcast: Broadcast) -> Iterator[Result[Any] | Missing]:
-        """Send each client that is there its task; yield results as they come. What a site remembers after this step
-        counts if its reply is accepted."""
+        """Send each client that is there its task; yield results as they come."""
         if not tasks:
             return
-        round, number = self._step
-        self._step = (round, number + 1) if round == broadcast.round else (broadcast.round, 0)
-        if round != broadcast.round:
-            self._hanging.clear()
-        do, of = tasks[0].do, {task.client: task for task in tasks}
-        least = {"train": self.config.min_clients, "answer": 0, "evaluate": 1}[do]
+        if self._step // STEPS != broadcast.round:  # who hung in the last round has a new chance
+            self._step, self._hanging = broadcast.round * STEPS - 1, set()
+        self._step += 1
+        of = {task.client: task for task in tasks}
+        least = {"train": self.config.min_clients, "answer": 0, "evaluate": 1}[tasks[0].do]
         there = self._await(of, min(least, len(of)))
-        # Who hangs would make everybody wait for the whole timeout once more; the next round is a new chance.
-        away = {name: HANGING if name in self._hanging else AWAY for name in of if name not in there - self._hanging}
-        for name, reason in away.items():
+        for name in [name for name in of if name not in there - self._hanging]:  # who hangs is not waited for again
+            del of[name]
+            reason = HANGING if name in self._hanging else AWAY
             self.show([name], reason, name in there)
             yield Missing(name, reason)
-        yield from self._exchange({name: task for name, task in of.items() if name not in away}, broadcast)
+        yield from self._exchange(of, f"round {from_one(broadcast.round)}: {tasks[0].do}", broadcast)
 
     def close(self) -> None:
         """Sites stay up for the next run."""
-
-    # -- one exchange ----------------------------------------------------------------------------------------
-    def _exchange(self, tasks: dict[str, Task], broadcast: Broadcast) -> Iterator[Result[Any] | Missing]:
-        reads = {"train": self._update, "answer": self._answer, "evaluate": self._evaluations}
-        doing = "".join({f"round {from_one(broadcast.round)}: {task.do}" for task in tasks.values()})
-        common = {"session": self.session, "step": list(self._step)}
-        requests = {name: common | request(task) for name, task in tasks.items()}
-        message, timeout = messages.broadcast_to_bytes(broadcast), self.config.round_timeout
-        self.show(tasks, f"{doing}, under way", True)
-        began, silent = time.perf_counter(), dict.fromkeys(tasks)
-        for client, reply in self.channel.exchange(requests, message, timeout):
-            silent.pop(client, None)
-            try:
-                read = functools.partial(reads[tasks[client].do], tasks[client])
-                outcome = read_reply(reply, read, largest_reply(len(message)))
-                self.show([client], f"{doing}, done", True)
-                yield Result(client, outcome, {COUNTED: torch.tensor(self._step)}, time.perf_counter() - began)
-            except BadMessage as bad:
-                self.show([client], f"{doing} failed, {bad}", True)
-                yield Missing(client, str(bad))
-        self._hanging.update(silent)
-        self.show(silent, f"{doing}, no reply", False)
-        for client in silent:
-            yield Missing(client, f"it did not reply within {timeout:g} s")
-
-    def _update(self, task: Task, _: Table, data: bytes) -> Update:
-        update = messages.update_from_bytes(data)
-        if update.client != task.client:
-            raise BadMessage(f"it is signed '{update.client[:80]}'")
-        return update
-
-    def _answer(self, task: Task, table: Table, data: bytes) -> Answer:
-        samples: Any = table.get("samples")
-        check_samples(samples)
-        return Answer(task.client, samples, messages.unpack(data)[1].get("tensors", {}))
-
-    def _evaluations(self, task: Task, table: Table, _: bytes) -> list[Evaluation]:
-        domain, classes = self.roster[task.client].domain, len(self.roster.classes)
-        found = evaluations_of(task.client, domain, table.get("evaluations"), asked(self.config), classes)
-        return found if task.detailed else [replace(evaluation, details=None) for evaluation in found]
 
     def _await(self, clients: Collection[str], least: int) -> set[str]:
         """Those of these that are there; it waits for `least` of them, no longer than a round may take."""
@@ -133,13 +88,48 @@ class SitesExecutor(Executor):
         wait(absent, self.note, self.config.round_timeout)
         return there
 
+    def _exchange(self, tasks: dict[str, Task], doing: str, broadcast: Broadcast) -> Iterator[Result[Any] | Missing]:
+        common = {"session": self.session, "step": self._step}
+        requests = {name: common | request(task) for name, task in tasks.items()}
+        message, timeout = messages.broadcast_to_bytes(broadcast), self.config.round_timeout
+        self.show(tasks, f"{doing}, under way", True)
+        began, silent = time.perf_counter(), dict.fromkeys(tasks)
+        for client, reply in self.channel.exchange(requests, message, timeout):
+            silent.pop(client, None)
+            try:
+                with read_reply(reply, largest_reply(len(message))) as (table, data):
+                    outcome = self._outcome(tasks[client], table, data)
+                self.show([client], f"{doing}, done", True)
+                yield Result(client, outcome, {COUNTED: torch.tensor(self._step)}, time.perf_counter() - began)
+            except BadMessage as bad:
+                self.show([client], f"{doing} failed, {bad}", True)
+                yield Missing(client, str(bad))
+        self._hanging.update(silent)
+        self.show(silent, f"{doing}, no reply", False)
+        for client in silent:
+            yield Missing(client, f"it did not reply within {timeout:g} s")
+
+    def _outcome(self, task: Task, table: Table, data: bytes) -> Outcome:
+        """What a reply says."""
+        if task.do == "train":
+            update = messages.update_from_bytes(data)
+            if update.client != task.client:
+                raise BadMessage(f"it is signed '{update.client[:80]}'")
+            return update
+        if task.do == "answer":
+            samples: Any = table.get("samples")
+            check_samples(samples)
+            return Answer(task.client, samples, messages.unpack(data)[1].get("tensors", {}))
+        domain, classes = self.roster[task.client].domain, len(self.roster.classes)
+        found = evaluations_of(task.client, domain, table.get("evaluations"), asked(self.config), classes)
+        return found if task.detailed else [replace(evaluation, details=None) for evaluation in found]
+
 
 def request(task: Task) -> Table:
-    """`after`: the step after which the site's memory counts; None: what it was at first."""
-    counted = fetched(task.memory).get(COUNTED)
+    """`after`: the step after which the site's memory counts; -1: what it was at first."""
     asked_for: dict[str, Table] = {
         "train": {},
         "answer": {"question": task.question},
         "evaluate": {"splits": list(task.splits), "detailed": task.detailed},
     }
-    return {"do": task.do, **asked_for[task.do], "after": None if counted is None else counted.tolist()}
+    return {"do": task.do, **asked_for[task.do], "after": int(fetched(task.memory).get(COUNTED, -1))}

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,10 @@ from fedkeel.formulas.measures import Measure
 
 SPLITS = ("test", "validation")
 LARGEST_LOSS = 1e15  # of a sample; a sum of such is still a number
-NONE: Mapping[str, Metric] = MappingProxyType({})
 
 
 def evaluations_of(
-    client: str, domain: str, given: object, metrics: Mapping[str, Metric] = NONE, classes: int = 0
+    client: str, domain: str, given: object, metrics: Mapping[str, Metric], classes: int = 0
 ) -> list[Evaluation]:
     """As a site sent them: at most one of each split and kind of statistics."""
     if not isinstance(given, list) or len(given) > len(SPLITS) * len(STATISTICS["all"]):

@@ -40,24 +40,18 @@ class Description(ClientOutline):
         """From what a site sent. Models are built after it, so what nobody has raises `BadMessage` too."""
         with reading("it does not say who it is"):
             known = {entry.name: given[entry.name] for entry in fields(Description)}
-            classes, shape = known["classes"], known["shape"]
-            if not isinstance(classes, list) or not isinstance(shape, list):
-                raise BadMessage("its classes or its image shape are no list")
-            names = [known["name"], known["domain"], known["version"], *classes]
-            counts = [known["train"], known["validation"], known["test"], *shape]
-        if strange := [name for name in names if not _is_name(name)]:
-            raise BadMessage(f"it names {shown(strange[0])}, which is not a line of at most {LONGEST_NAME} letters")
-        if strange := [count for count in counts if not is_whole(count) or not 0 <= count < MOST_SAMPLES]:
-            raise BadMessage(f"it has {shown(strange[0])} samples, or an image of that size")
-        if not 0 < len(set(classes)) == len(classes) <= MOST_CLASSES:
-            raise BadMessage(f"it has {len(classes):,} classes, and not 1 to {MOST_CLASSES:,} by different names")
-        if len(shape) not in (1, 3) or not 0 < math.prod(shape) <= LARGEST_IMAGE:
-            raise BadMessage(f"its image shape is {shown(shape)}")
-        return Description(**{**known, "classes": tuple(classes), "shape": tuple(shape)})
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
+            names = [known["name"], known["domain"], known["version"], *(classes := tuple(known["classes"]))]
+            counts = [known["train"], known["validation"], known["test"], *(shape := tuple(known["shape"]))]
+            strange = [name for name in names if not (isinstance(name, str) and name.isprintable())]
+            strange += [name for name in names if not 0 < len(name) <= LONGEST_NAME]
+            strange += [count for count in counts if not is_whole(count) or not 0 <= count < MOST_SAMPLES]
+            if strange:
+                raise BadMessage(f"it names {shown(strange[0])}, which is no name, and no number of images")
+            if not 0 < len(set(classes)) == len(classes) <= MOST_CLASSES:
+                raise BadMessage(f"it has {len(classes):,} classes, and not 1 to {MOST_CLASSES:,} by different names")
+            if len(shape) not in (1, 3) or not 0 < math.prod(shape) <= LARGEST_IMAGE:
+                raise BadMessage(f"its image shape is {shown(shape)}")
+            return Description(**{**known, "classes": classes, "shape": shape})
 
 
 def describe(channel: Channel, sites: Sequence[str], session: Table, timeout: float) -> dict[str, Description | str]:
@@ -66,7 +60,8 @@ def describe(channel: Channel, sites: Sequence[str], session: Table, timeout: fl
     request = {"do": "describe", "session": session}
     for name, reply in channel.exchange(dict.fromkeys(sites, request), b"", timeout):
         try:
-            site = read_reply(reply, lambda table, _: Description.read(table.get("description")), largest_reply(0))
+            with read_reply(reply, largest_reply(0)) as (table, _):
+                site = Description.read(table.get("description"))
             found[name] = site if site.name == name else f"it calls itself '{site.name}', and its kit is '{name}'"
         except BadMessage as bad:
             found[name] = str(bad)
@@ -128,11 +123,8 @@ class Roster:
             for name in ("classes", "unseen", "stored"):
                 stored[name] = None if stored[name] is None else tuple(stored[name])
             return Roster(**stored)
-        except (OSError, ValueError, TypeError, KeyError, BadMessage) as error:
-            raise StoreError(
-                f"'{path}', which says who takes part, cannot be read ({type(error).__name__}): put it back from a "
-                "copy, or begin a new run in another directory."
-            ) from error
+        except (OSError, ValueError, TypeError, KeyError) as error:  # a `BadMessage` is a ValueError
+            raise StoreError(f"'{path}' says who takes part, and cannot be read: put it back from a copy.") from error
 
 
 def agree(
@@ -148,23 +140,21 @@ def agree(
     `classes` and `shape` are those of the configuration. Without them, the classes are what most sites have, or of
     equally many the longest list; a site may lack some of them, but one that has others sits out.
     """
-    sitting_out = {site.name: reason for site in described if (reason := cannot_train(site, unseen))}
+    ours, sitting_out = fedkeel.__version__, dict[str, str]()
+    for site in described:
+        if site.version != ours:
+            sitting_out[site.name] = f"it runs fedkeel {site.version}, and the server {ours}"
+        elif site.train == 0 and site.domain not in unseen:
+            sitting_out[site.name] = "it has no training images"
     fitting = [site for site in described if site.name not in sitting_out]
     # Names count, not positions: where the order differs from site to site, that of the federation is alphabetical.
     given = [site.classes for site in fitting]
     given = given if len(set(given)) == 1 else [tuple(sorted(names)) for names in given]
     agreed = tuple(classes) if classes is not None else _usual(given)
-    agreed_shape = shape or _usual([site.shape for site in fitting])
-    sitting_out |= {site.name: reason for site in fitting if (reason := differs(site, agreed, agreed_shape))}
+    wanted = shape or _usual([site.shape for site in fitting])
+    sitting_out |= {site.name: reason for site in fitting if (reason := differs(site, agreed, wanted))}
     kept = sorted((site for site in fitting if site.name not in sitting_out), key=lambda site: site.name)
     return Roster(run, agreed, kept, tuple(unseen), sitting_out)
-
-
-def cannot_train(site: Description, unseen: Collection[str]) -> str:
-    """What of this site, whatever the others have, keeps it from taking part, or nothing."""
-    if site.version != fedkeel.__version__:
-        return f"it runs fedkeel {site.version}, and the server {fedkeel.__version__}"
-    return "it has no training images" if site.train == 0 and site.domain not in unseen else ""
 
 
 def differs(site: Description, classes: Sequence[str], shape: Sequence[int]) -> str:
