@@ -186,6 +186,16 @@ class TestGoingOn:
         with pytest.raises(FedkeelError, match=r"tuning\.json' cannot be read as a search"):
             tune(tmp_path)
 
+    def test_without_a_directory_the_same_call_finds_its_own_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        options: dict[str, Any] = {**tiny.OPTIONS, "rounds": 1, "seeds": 1, "jobs": 1, "trials": 2}
+        objects: dict[str, Any] = {"federation": sites(), "model": "mlp"}
+        first, again = (fedkeel.tune(["fedavg"], **options, **objects) for _ in range(2))
+        other = fedkeel.tune(["fedavg"], **{**options, "batch_size": 16}, **objects)
+        assert [str(t.directory) for t in (first, again, other)] == [*["runs/tune-own"] * 2, "runs/tune-own-2"]
+
     def test_optuna_reads_what_is_in_the_folder(self, searched: Path) -> None:
         journal = optuna.storages.journal.JournalFileBackend(str(searched / "tuning.journal"))
         (study,) = optuna.get_all_study_summaries(optuna.storages.JournalStorage(journal))

@@ -36,6 +36,7 @@ from fedkeel.experiments.progress import watched
 from fedkeel.experiments.rows import own_options, read_seeds
 from fedkeel.files import explained, write_atomically
 from fedkeel.options import as_path, described
+from fedkeel.runs.store import numbered
 from fedkeel.runs.summary import SHARES
 from fedkeel.runs.tables import as_frame
 
@@ -131,7 +132,8 @@ def tune(
             the learning rate, a factor of ten up and down.
         trials: of each method.
         seeds: of the comparison: how many, none of them the search's, or which.
-        directory: by default `runs/tune-<data>`. What is there already of the same search is not run again.
+        directory: by default `runs/tune-<data>`, with a number when that one holds another search. What is there
+            already is not run again.
         jobs: runs at the same time, as in `compare`.
         observer: is told how it is going.
         options: of all runs, as in `compare`. And `prune`: whether trials that fall behind end early (they do);
@@ -155,7 +157,7 @@ def tune(
     check(configs, objects, spaces, seed)
     settings = settings_of(configs, spaces, {"search_seed": seed, "prune": prune})
     data = configs[next(iter(configs))].data.partition("(")[0] or next(iter(objects.values()))["federation"].name
-    folder = as_path(directory or f"runs/tune-{slug(data)}")
+    folder = as_path(directory or free_folder(settings, data))
     refuse_other_search(folder, settings, trials)
     searches = [Search(m, searched(c, seed), spaces[m], trials, prune, folder) for m, c in configs.items()]
     with watched(observer, verbose) as observer:
@@ -226,6 +228,14 @@ def refuse_other_search(folder: Path, settings: Mapping[str, Any], trials: int) 
             raise FedkeelError(f"'{folder}' holds a search with other settings ('{what}'): choose another directory.")
     elif folder.is_dir() and not all(entry.name.startswith("tuning.") for entry in folder.iterdir()):
         raise FedkeelError(f"'{folder}' is not empty and holds no search: choose another directory.")
+
+
+def free_folder(settings: Mapping[str, Any], data: str) -> Path:
+    """The first of `runs/tune-<data>`, `-2`, ... that is free, or holds this search."""
+    for folder in numbered(f"tune-{slug(data)}"):
+        if not folder.exists() or ((folder / SEARCH).exists() and read_search(folder)["settings"] == settings):
+            return folder
+    raise FedkeelError(f"'runs/tune-{slug(data)}' and ten thousand after it are taken: give a directory.")
 
 
 def write(folder: Path, settings: Mapping[str, Any], trials: int, searches: Sequence[Search]) -> dict[str, Any]:
