@@ -27,7 +27,7 @@ from fedkeel.data.load import Cut
 from fedkeel.engine import checks
 from fedkeel.engine.executors.executor import choose_executor
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.recipes import load, matching
+from fedkeel.experiments.recipes import load
 from fedkeel.experiments.rows import SET_BY_COMPARISON, read_methods
 from fedkeel.models import MODELS, timm_models
 from fedkeel.trust import privacy
@@ -97,9 +97,8 @@ def understand_fedkeel(words: list[str]) -> None:
         understand_data(arguments.data)
     elif command == "show" and arguments.diagnostic:
         analysis.build(arguments.diagnostic)
-    elif command == "reproduce":
-        for word in arguments.recipes:
-            assert [load(name) for name in matching(word)]
+    elif command == "reproduce" and arguments.recipe:
+        load(arguments.recipe)
 
 
 @functools.cache

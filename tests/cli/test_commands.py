@@ -157,7 +157,6 @@ class TestMistakes:
                 "'--list' shows every recipe and runs none: leave '--seeds' out.",
             ),
             (["reproduce", "--list", "hbn"], "leave 'NAME' out."),
-            (["reproduce", "--list", "--scale", "0.1"], "leave '--scale' out."),
             (["reproduce", "--list", "--checkpoint-every", "2"], "leave '--checkpoint-every' out."),
             (["reproduce", "hbn/table1", "--markdown", "--json"], "two ways to print the same: keep one."),
             (["demo", "--rounds", "3"], "it is one of 'fedkeel run'; see 'fedkeel demo --help'."),

@@ -251,9 +251,9 @@ def test_what_no_process_can_import_is_refused_before_anything_trains(
         "device": "cpu",
     }
     try:
-        with pytest.raises(FedkeelError, match="'own-typed' was typed into a notebook or a shell"):
+        with pytest.raises(FedkeelError, match="'own-typed' is an object, or was typed into a notebook"):
             fedkeel.compare(["fedavg", "own-typed"], directory=tmp_path, **options)
-        with pytest.raises(FedkeelError, match="The method is an object, which processes that share a GPU cannot"):
+        with pytest.raises(FedkeelError, match="'method' is an object, or was typed"):
             fedkeel.compare(["fedavg", made["Typed"]()], directory=tmp_path, **options)
     finally:
         forget()

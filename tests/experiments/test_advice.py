@@ -16,8 +16,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.engine.local import Worker
 from fedkeel.experiments.advice import SITUATIONS, Advice, verdict
 from fedkeel.experiments.heterogeneity import moments
-from fedkeel.simulation import simulate
-from tests import tiny, vectors
+from tests import tiny
 
 SEEDS = range(3)
 LABEL_SHIFT = {"data": "digits", "partition": "dirichlet(alpha=0.1, clients=5)"}
@@ -57,7 +56,6 @@ def test_the_shift_is_found_and_its_methods_are_suggested(
     assert sizes(advice) == found
     assert [*advice.methods] == methods
     assert advice.calibrate.partition(",")[0] == calibrate
-    assert advice.next[0].startswith(f"fedkeel compare {'central ' if methods == ['fedavg'] else ''}{methods[0]}")
 
 
 def made(labels: list[list[int]], shades: list[float], images: int = 40) -> Federation:
@@ -80,31 +78,6 @@ def test_sites_with_one_class_each_and_looks_of_their_own_cannot_be_told_apart()
     assert sizes(advice) == (MUCH, "cannot be compared")
     assert advice.calibrate == "no, looks cannot be compared"
     assert "no class is at two clients" in repr(advice)
-
-
-def test_sites_with_one_class_that_others_have_too_can() -> None:
-    alike = fedkeel.advise(made([[0], [0], [1], [1]], [20, 20, 20, 20]), **TINY)
-    other = fedkeel.advise(made([[0], [0], [1], [1]], [20, 90, 20, 90]), **TINY)
-    assert (sizes(alike), sizes(other)) == ((MUCH, CHANCE), (MUCH, MUCH))
-
-
-def test_images_that_are_all_the_same_do_not_differ() -> None:
-    x, y = np.full((60, 8, 8, 3), 9, dtype=np.uint8), np.arange(60) % 2
-    advice = fedkeel.advise(data.federation(x, y, clients=[f"site{number // 20}" for number in range(60)]), **TINY)
-    assert advice.looks is not None
-    assert advice.looks.distance == 0
-    assert [*advice.methods] == ["fedavg"]
-
-
-def test_a_large_population_is_sampled() -> None:
-    advice = advised(data="digits", partition="dirichlet(alpha=0.1, clients=300, samples=20)")
-    assert sizes(advice) == (MUCH, CHANCE)
-    assert "300 clients" in advice.sentences[0]
-
-
-def test_vectors() -> None:
-    advice = fedkeel.advise(vectors.federation(), pilot=False, model="mlp", executor="serial", device="cpu")
-    assert sizes(advice)[1] == MUCH
 
 
 # -- what clients can do ---------------------------------------------------------------------------------------------
@@ -137,15 +110,6 @@ def test_local_privacy_gets_methods_that_hide_a_sample() -> None:
     assert "batch norm mixes" in advice.left_out["fedavg"]
     with pytest.raises(fedkeel.FedkeelError, match="--weighting uniform"):
         advised(**NEITHER, dp="central")
-
-
-def test_every_suggestion_can_be_run(tmp_path: Path) -> None:
-    """What advice has checked, `simulate` does not refuse."""
-    options: dict[str, Any] = {**BOTH, "robust": "median"}
-    for method in advised(**options).methods:
-        given = {**options, "rounds": 1, "subsample": 12, "model": "simple_cnn(width=2)", "device": "cpu"}
-        given |= {"partition": "domains", "executor": "serial", "method": method}
-        simulate(given, directory=tmp_path / method, verbose=False)
 
 
 def test_every_method_of_the_table_is_there() -> None:
@@ -199,16 +163,6 @@ def test_moments_are_those_that_batch_norm_sees() -> None:
     torch.testing.assert_close(found[:4], x.double().mean((0, 2, 3)), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found[4:], x.double().var((0, 2, 3), correction=0), rtol=1e-4, atol=1e-6)
     assert not model.encoder[1]._forward_pre_hooks  # type: ignore[index, union-attr]
-
-
-# -- what to type next -----------------------------------------------------------------------------------------------
-def test_the_next_commands_carry_the_options_that_were_given() -> None:
-    advice = advised(**LABEL_SHIFT, batch_size=16, stateless=True)
-    assert advice.next[0] == (
-        "fedkeel compare fedavg fixbn univarfl --data digits --partition 'dirichlet(alpha=0.1, clients=5)' "
-        "--model 'simple_cnn(width=4)' --stateless --batch-size 16 --executor serial --device cpu --seeds 3"
-    )
-    assert fedkeel.advise(tiny.federation(), pilot=False, **PILOT).next == []
 
 
 # -- mistakes --------------------------------------------------------------------------------------------------------

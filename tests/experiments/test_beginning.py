@@ -13,7 +13,6 @@ import pytest
 from fedkeel.core.method import Method
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import compare
-from fedkeel.files import seal, unseal
 from fedkeel.methods import METHODS, register
 from tests.data.made_up import image, tree
 from tests.experiments.made_up import TINY, Watching
@@ -95,12 +94,3 @@ class TestOutdated:
         watching = Watching()
         assert compare(["central", "fedavg"], seeds=[0, 1], observer=watching, **options).rows() == first.rows()
         assert watching.started == []
-
-    def test_a_run_of_another_version_is_used_and_told(self, tmp_path: Path) -> None:
-        options: dict[str, Any] = {"seeds": 1, "directory": tmp_path, "jobs": 1, **TINY}
-        first = compare(["fedavg"], **options)
-        path = tmp_path / "fedavg" / "seed0" / "origin.json"
-        path.write_bytes(seal({**unseal(path.read_bytes()), "fedkeel": "0.0.1"}))
-        watching = Watching()
-        assert compare(["fedavg"], observer=watching, **options).rows() == first.rows()
-        assert any("were made by fedkeel 0.0.1" in note for note in watching.notes)

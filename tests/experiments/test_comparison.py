@@ -34,7 +34,7 @@ class TestRefusals:
             (["fedavg", "gn@model=simple_cnn(norm=false)"], {}, "batch norm"),
             (["fedavg", "fedbn"], {"stateless": True}, "stateless"),
             (["fedavg", "fedavg"], {}, "twice"),
-            ([], {}, "nothing to compare"),
+            ([], {}, "give a list of methods"),
             (["fedavg"], {"seed": 3}, "seed"),
             (["fedavg"], {"jobs": 0}, "at least 1"),
         ],
@@ -99,13 +99,6 @@ class TestObjects:
         assert watching.started == []
         with pytest.raises(FedkeelError, match=rf"seed0' holds another run \({since}"):
             compare(["fedavg"], directory=tmp_path, **{**options, **other})
-
-    def test_a_stopped_one_goes_on_with_its_objects(self, tmp_path: Path) -> None:
-        options = {**self.OPTIONS, "federation": tiny.federation(), "model": tiny.model(), "directory": tmp_path}
-        whole = compare([Scaled(0.5)], **options)
-        before = tiny.result(whole.runs[0])
-        (whole.runs[0].directory / "summary.json").unlink()
-        assert tiny.result(compare([Scaled(0.5)], **options).runs[0]) == before
 
     @pytest.mark.slow
     def test_processes_have_them_too(self, tmp_path: Path) -> None:

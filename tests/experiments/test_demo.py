@@ -1,10 +1,9 @@
-"""The demo: it runs end to end, replaces only what is its own, and is described where people read of it."""
+"""The demo: it runs end to end, and is described where people read of it."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +12,9 @@ import pytest
 
 from fedkeel.analysis import requested
 from fedkeel.cli import main
-from fedkeel.config import Config
-from fedkeel.errors import FedkeelError
-from fedkeel.experiments.demo import MARK, PARTS, SETTINGS, calibrated, claim
+from fedkeel.experiments.demo import PARTS, SETTINGS, calibrated
 from fedkeel.experiments.difference import RULE
 from fedkeel.experiments.rows import read_methods
-from tests.experiments.made_up import finish
 
 README = Path(__file__).parents[2] / "README.md"
 PAPERS = ("greg", "hbn", "fedwon", "fedcoda", "univarfl")
@@ -36,15 +32,15 @@ def test_quick_runs_end_to_end_and_again(
     assert looks["domains"] == ["scan", "paper", "texture", "stroke", "street"]
     assert looks["unseen_domains"] == ["street"]
     assert [row["method"] for row in labels["rows"]] == ["standalone", "fedavg"]
-    summary = Path("runs/demo/feature-shift/fedavg/seed0/summary.json")
+    summary = Path("runs/demo-quick/feature-shift/fedavg/seed0/summary.json")
     made = summary.stat().st_mtime_ns
-    assert main(["demo", "--quick", "--resume"]) == 0
-    assert summary.stat().st_mtime_ns == made, "--resume keeps what is finished"
+    assert main(["demo", "--quick"]) == 0
+    assert summary.stat().st_mtime_ns == made
     text = capsys.readouterr().out
-    assert "The run directories are in runs/demo/" in text
-    assert text.endswith("The report, with curves: runs/demo/report.html\n")
-    assert first["report"] == "runs/demo/report.html"
-    page = Path("runs/demo/report.html").read_text()
+    assert "The run directories are in runs/demo-quick/" in text
+    assert text.endswith("The report, with curves: runs/demo-quick/report.html\n")
+    assert first["report"] == "runs/demo-quick/report.html"
+    page = Path("runs/demo-quick/report.html").read_text()
     assert "on 2 federations" in page
     assert "divergence between domains" in page
 
@@ -56,43 +52,6 @@ def test_all_five_papers_take_part_and_curves_have_more_than_two_points() -> Non
     for config in shown:
         assert sum(map(config.evaluates, range(config.rounds))) > 2
         assert all(diagnostic.needs == "" for diagnostic in requested(config)), "some have no batch norm"
-
-
-class TestClaim:
-    def test_an_earlier_demo_is_replaced_and_a_note_in_it_stays(self, tmp_path: Path) -> None:
-        place = tmp_path / "demo"
-        claim(place, keep=False)
-        runs = [place / "fedavg" / "seed0", place / "label-shift" / "fedavg" / "seed0"]  # an old demo's, and one now
-        for directory in runs:
-            finish(directory, Config(), {"scan": 0.5})
-            run = {"method": "fedavg", "seed": 0, "directory": "fedavg/seed0"}
-            (directory.parents[1] / "comparison.json").write_text(json.dumps({"runs": [run]}))
-        (place / "notes.txt").write_text("mine")
-        own = place / "own" / "fedavg" / "seed0"  # of a comparison that somebody made below
-        finish(own, Config(), {"scan": 0.5})
-        shutil.copy(place / "comparison.json", place / "own")
-        claim(place, keep=True)
-        assert all(directory.exists() for directory in runs)
-        claim(place, keep=False)
-        assert not any(directory.exists() for directory in runs)
-        assert (place / "notes.txt").read_text() == "mine"
-        assert (own / "summary.json").exists()
-        assert (place / "own" / "comparison.json").exists()
-
-    def test_a_directory_of_someone_else_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "thesis.tex").write_text("years of work")
-        with pytest.raises(FedkeelError, match="not made by the demo"):
-            claim(tmp_path, keep=False)
-        assert not (tmp_path / MARK).exists()
-
-    def test_an_index_cannot_point_outside(self, tmp_path: Path) -> None:
-        place, outside = tmp_path / "demo", tmp_path / "outside"
-        claim(place, keep=False)
-        finish(outside, Config(), {"scan": 0.5})
-        run = {"method": "fedavg", "seed": 0, "directory": "../outside"}
-        (place / "comparison.json").write_text(json.dumps({"runs": [run]}))
-        claim(place, keep=False)
-        assert (outside / "summary.json").exists()
 
 
 def test_the_sentences_below_the_pages_tables_have_the_tables_numbers_and_the_rule() -> None:

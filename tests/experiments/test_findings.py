@@ -16,19 +16,6 @@ from tests.experiments.made_up import finish
 RULE = "Ahead: paired over seeds, 95 % interval above zero."
 
 
-def test_of_a_method_with_several_options_the_best_counts_and_is_named_with_them(tmp_path: Path) -> None:
-    places = []
-    for label, value in (("central", 0.9), ("fedavg@learning_rate=0.1", 0.6), ("fedavg", 0.4), ("gn", 0.5)):
-        for seed in range(3):
-            finish(tmp_path / label / str(seed), Config(seed=seed), {"scan": value})
-            places.append(Trial(label, seed, tmp_path / label / str(seed)))
-    assert findings(Comparison(tmp_path, places).results) == [
-        "The shift costs fedavg@learning_rate=0.1 30.0 points against training on the pooled data (90.0).",
-        "Behind fedavg@learning_rate=0.1: fedavg (40.0), gn (50.0).",
-        RULE,
-    ]
-
-
 def table(**accuracies: tuple[float, float]) -> Results:
     """Of 'scan', and of 'street', which is unseen; the seeds differ, and make no difference between the methods."""
     rows = []
@@ -94,7 +81,6 @@ class TestFindings:
         assert findings(self.comparison(tmp_path, thrice).results) == [
             "The shift costs fedavg 35.0 points against training on the pooled data (90.0).",
             "Ahead of fedavg: gn (75.0).",
-            "Most methods are ahead of the client that trains alone on 'scan' (70.0 alone), 'street' (20.0 alone).",
             RULE,
         ]
 
@@ -110,7 +96,6 @@ class TestFindings:
             "fedavg (55.0) against training on the pooled data (58.3): undecided.",
             "Behind fedavg: fedbn (11.0).",
             "Undecided against fedavg: gn (55.7).",
-            "On no domain are most methods ahead of the client that trains alone.",
             RULE,
         ]
 
@@ -119,9 +104,3 @@ class TestFindings:
         assert findings(self.comparison(tmp_path, numbers).results) == [
             "Fewer than 3 seeds in common decide nothing: give 3 or more with --seeds."
         ]
-
-    def test_no_loss_is_said_too(self, tmp_path: Path) -> None:
-        numbers = {"central": [(0.5, 0.5)] * 3, "standalone": [(0.9, 0.9)] * 3, "fedavg": [(0.6, 0.6)] * 3}
-        said = " ".join(findings(self.comparison(tmp_path, numbers).results))
-        assert "fedavg (60.0) is ahead of training on the pooled data (50.0)." in said
-        assert "On no domain are most methods ahead" in said

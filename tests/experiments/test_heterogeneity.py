@@ -59,15 +59,6 @@ def test_looks_lie_apart_by_the_variation_between_clients_within_classes(seed: i
     assert float(look_distance(residuals, labels, clients)) ** 2 == pytest.approx((between / total).mean(), rel=1e-9)
 
 
-def test_the_unit_of_a_number_does_not_matter_and_one_that_does_not_vary_is_left_out() -> None:
-    labels, _ = drawn(1)
-    values = torch.randn(300, 3, generator=deal())
-    scaled = torch.cat([values * torch.tensor([1e-3, 7.0, 100.0]) + 5, torch.full((300, 1), 4.0)], dim=1)
-    plain, other = (within_classes(v, labels) for v in (values, scaled))
-    assert other.shape == (300, 3)
-    torch.testing.assert_close(plain, other, rtol=1e-3, atol=1e-3)
-
-
 def test_the_chance_of_a_look_is_what_a_deal_gives_on_average() -> None:
     """Exactly (K_c - 1) / (n_c - 1) of a class's variation, by sampling without replacement."""
     labels, clients = drawn(3)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from contextlib import nullcontext
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,26 +133,3 @@ def test_runs_that_share_a_gpu_have_processes_that_are_not_forked(
     for method in ("fedavg", "gn"):
         one, other = (tmp_path / place / method / "seed0" / "model.safetensors" for place in ("alone", "together"))
         assert one.read_bytes() == other.read_bytes()
-
-
-@pytest.mark.parametrize("said", ["", "Connection refused.", "its process died."])
-def test_a_database_is_tried_in_a_process_of_its_own(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def search(**_: int) -> None:
-        if said == "Connection refused.":
-            raise ConnectionError("Connection refused\nmany lines more")
-        if said:
-            os._exit(1)
-
-    mlflow: Any = ModuleType("mlflow")
-    mlflow.__spec__ = ModuleSpec("mlflow", None)
-    mlflow.MlflowClient = lambda: SimpleNamespace(search_experiments=search)
-    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-    with pytest.raises(FedkeelError, match=said) if said else nullcontext():
-        jobs.share_tracker("mlflow")
-
-
-def test_where_there_is_no_shared_memory_runs_go_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "has_shared_memory", lambda: False)
-    assert jobs.choose_jobs(None, [Config()]) == jobs.choose_jobs(1, [Config()]) == 1
-    with pytest.raises(FedkeelError, match="'jobs' is 2, and several processes need fork and /dev/shm"):
-        jobs.choose_jobs(2, [Config()])

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedkeel import analysis
 from fedkeel.cli import main
-from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.paper_table import Reproduction
-from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, load, matching, names, parse
+from fedkeel.experiments.recipes import Recipe, load, names, parse
 from fedkeel.experiments.reproduce import choose_seeds, directory_name, epoch_seconds, reproduce, select
 from fedkeel.runs.run import Run
 from fedkeel.runs.summary import summarise_run
@@ -105,18 +102,6 @@ class TestRunning:
             "GN, more bigger seed 4 from 0",
         ]
 
-    @pytest.mark.slow
-    def test_the_numbers_are_those_of_the_runs(self, run: Callable[..., Any], tmp_path: Path) -> None:
-        result, _ = run(only=["GN", "digits"], seeds=2)
-        summaries = [json.loads(path.read_text()) for path in sorted((tmp_path / "runs").rglob("summary.json"))]
-        scans = [100 * summary["domains"]["scan"] for summary in summaries]
-        papers = [100 * summary["domains"]["paper"] for summary in summaries]
-        assert result.cells["GN", "digits scan"].mean == pytest.approx(statistics.fmean(scans))
-        assert result.cells["GN", "digits scan"].std == pytest.approx(statistics.stdev(scans))
-        averages = [(a + b) / 2 for a, b in zip(scans, papers, strict=True)]
-        assert result.cells["GN", "digits Avg."].mean == pytest.approx(statistics.fmean(averages))
-        assert result.cells["GN", "digits Avg."].std == pytest.approx(statistics.stdev(averages))
-
     def test_an_average_asked_for_alone_runs_its_parts(self, run: Callable[..., Any]) -> None:
         result, started = run(only=["FedAvg", "Avg."], seeds=1)
         assert len(started) == 1
@@ -165,14 +150,6 @@ class TestRunning:
         assert "batch norm" in (result.failures or {})["GN, digits scan seed 3"]
         assert result.cells["FedAvg", "digits scan"].mean is not None
 
-    def test_a_partition_that_fails_leaves_the_other_columns_alone(self, tmp_path: Path) -> None:
-        impossible = RECIPE.replace('label = "bigger"', 'label = "bigger", partition = "even(clients=900)"')
-        result = reproduce(
-            parse("small", impossible), only=["GN", "bigger", "scan"], seeds=1, directory=tmp_path, jobs=1
-        )
-        assert list(result.failures or {}) == ["GN, more bigger seed 3"]
-        assert result.cells["GN", "digits scan"].mean is not None
-
     def test_a_domain_that_the_data_lacks_is_told(self, tmp_path: Path) -> None:
         wrong = parse("small", RECIPE.replace('domain = "scan"', 'domain = "scam"'))
         by_hand(wrong, tmp_path, "GN", "digits scan", 3, scan=0.5, paper=0.7)
@@ -182,38 +159,13 @@ class TestRunning:
         assert result.cells["GN", "digits paper"].mean == pytest.approx(70.0)
         assert result.cells["GN", "digits Avg."].mean is None
 
-    def test_the_order_of_methods(self, recipe: Recipe, tmp_path: Path) -> None:
-        by_hand(recipe, tmp_path, "FedAvg", "digits scan", 3, scan=0.5, paper=0.7)
-        by_hand(recipe, tmp_path, "GN", "digits scan", 3, scan=0.6, paper=0.4)
-        result = reproduce(recipe, only=["FedAvg", "GN", "digits"], seeds=1, directory=tmp_path, jobs=1)
-        assert {where: same for where, (_, _, same) in result.orders().items()} == {
-            "digits scan": True,
-            "digits paper": False,
-            "digits Avg.": False,
-        }
-
     def test_where_the_data_lie_is_no_part_of_a_run(self, recipe: Recipe, tmp_path: Path) -> None:
         config = recipe.config(recipe.rows[0], recipe.columns[0])
         assert directory_name(config) == directory_name(config.replace(seed=5, device="cuda", executor="serial"))
         assert directory_name(config) != directory_name(config.replace(rounds=3))
 
 
-class TestQuickLooks:
-    @pytest.mark.slow
-    def test_a_scale_cuts_the_rounds_and_says_so(self, run: Callable[..., Any], tmp_path: Path) -> None:
-        result, _ = run(only=["FedAvg", "bigger"], seeds=1, scale=0.5)
-        (path,) = (tmp_path / "runs").rglob("config.toml")
-        assert Run(path.parent).config.rounds == 1
-        assert "QUICK LOOK: every run has 50 % of its rounds" in result.marks[0]
-        assert result.marks[0] in result.markdown()
-        _, started = run(only=["FedAvg", "bigger"], seeds=1)  # the whole is another run
-        assert len(started) == 1
-
-    def test_a_scale_leaves_at_least_one_round(self, run: Callable[..., Any], tmp_path: Path) -> None:
-        run(only=["FedAvg", "bigger"], seeds=1, scale=0.01)
-        (path,) = (tmp_path / "runs").rglob("config.toml")
-        assert Run(path.parent).config.rounds == 1
-
+class TestMarks:
     def test_changed_options_are_marked_but_not_the_machines(self, recipe: Recipe, tmp_path: Path) -> None:
         by_hand(recipe, tmp_path, "GN", "more bigger", 3, scan=0.5)
         result = reproduce(recipe, only=["GN", "bigger"], seeds=1, directory=tmp_path, workers=1, rounds=2)
@@ -227,11 +179,6 @@ class TestQuickLooks:
         result = reproduce(other, only=["GN", "bigger"], seeds=1, directory=tmp_path, jobs=1)
         assert result.marks == ["SUBSTITUTE: other images."]
 
-    @pytest.mark.parametrize("scale", [0.0, -1.0, 1.5])
-    def test_a_scale_is_a_share(self, recipe: Recipe, scale: float) -> None:
-        with pytest.raises(FedkeelError, match="scale"):
-            reproduce(recipe, scale=scale)
-
 
 class TestSelection:
     def selected(self, recipe: Recipe, *only: str) -> tuple[list[str], list[str]]:
@@ -244,10 +191,6 @@ class TestSelection:
         assert self.selected(recipe, "digits") == (everything[0], ["digits scan", "digits paper", "digits Avg."])
         assert self.selected(recipe, "GN", "Future", "digits scan") == (["GN", "Future"], ["digits scan"])
         assert self.selected(recipe, "*er", "fed*") == (["FedAvg"], ["digits paper", "more bigger"])
-
-    def test_a_label_is_meant_whole(self) -> None:
-        rows, _ = select(load("hbn/table1"), ["BN"])
-        assert [row.label for row in rows] == ["BN"]
 
     def test_a_label_that_is_not_there_gets_the_nearest(self, recipe: Recipe) -> None:
         with pytest.raises(FedkeelError, match="did you mean 'FedAvg'"):
@@ -305,14 +248,6 @@ class TestReadings:
         result = reproduce(unseen, only=["GN", "bigger"], seeds=1, directory=tmp_path, jobs=1)
         assert result.cells["GN", "more bigger"].mean == pytest.approx(40.0)
 
-    def test_a_diagnostic_that_cannot_be_made_is_told_and_shown_as_a_dash(self, tmp_path: Path) -> None:
-        text = RECIPE.replace('label = "bigger"', 'label = "bigger", read = "nmi"')
-        diagnosed = parse("small", text.replace('["label-distribution"]', "[]"))
-        by_hand(diagnosed, tmp_path, "GN", "more bigger", 3, scan=0.5)
-        result = reproduce(diagnosed, only=["GN", "bigger"], seeds=1, directory=tmp_path, jobs=1)
-        assert str(result.cells["GN", "more bigger"]) == "– / 60.0 / –"
-        assert ["'nmi'" in sentence for sentence in result.skipped] == [True]
-
     @pytest.mark.slow
     def test_a_diagnostic_is_recorded_and_its_number_is_the_cell(self, tmp_path: Path) -> None:
         text = RECIPE.replace('label = "bigger"', 'label = "bigger", unseen = "paper", read = "nmi"')
@@ -324,19 +259,6 @@ class TestReadings:
         assert result.cells["FedAvg", "more bigger"].mean == found["paper"]
         assert {p.name for p in path.parent.glob("*.json")} == {"nmi.json", "loss-gap.json", "singular-values.json"}
         assert "loss gap at training by domain" in (path.parent / "loss-gap.json").read_text()
-
-    def test_every_diagnostic_that_recipes_may_name_is_there(self) -> None:
-        assert sorted(DIAGNOSTICS) == sorted(name for name in DIAGNOSTICS if name in analysis.DIAGNOSTICS)
-
-
-class TestSeveral:
-    def test_a_paper_means_its_own_tables_and_a_star_those_that_fit(self) -> None:
-        assert matching("hbn/table1") == ["hbn/table1"]
-        assert matching("./mine.toml") == ["./mine.toml"]
-        assert matching("greg") == [n for n in names() if n.startswith("greg/") and "-" not in n]
-        assert matching("hbn/figure*") == [n for n in names() if n.startswith("hbn/figure")]
-        assert matching("greg/*-lite0") == ["greg/table1-lite0", "greg/table2-lite0", "greg/table3-lite0"]
-        assert matching("nothing/*") == ["nothing/*"]  # refused by its name when it is read
 
 
 class TestCommand:
@@ -357,8 +279,6 @@ class TestCommand:
             (["hbntable6"], "did you mean 'hbn/table6'?"),
             ([], "'fedkeel reproduce' lacks NAME"),
             (["hbn/table1", "--only", "HBNN"], "did you mean 'HBN'?"),
-            (["hbn/table1", "--scale", "much"], "'scale' is 'much'"),
-            (["hbn/table1", "--scale", "2"], "'scale' is 2"),
             (["hbn/table1", "--seeds", "x"], "'seeds' is 'x'"),
             (["hbn/table1", "--rounds", "0"], "'rounds' is 0"),
         ],
@@ -373,12 +293,12 @@ class TestCommand:
         self, file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("FEDKEEL_DATA", raising=False)
-        words = ["reproduce", file, "--only", "FedAvg", "GN", "digits", "--seeds", "1", "--scale", "0.5"]
+        words = ["reproduce", file, "--only", "FedAvg", "GN", "digits", "--seeds", "1", "--rounds", "1"]
         words += ["--out", str(tmp_path / "runs"), "--jobs", "1", "--quiet"]
         assert main(words) == 0
         text = capsys.readouterr().out
         assert "HBN, Table 0: Two methods on two domains" in text
-        assert "*** QUICK LOOK" in text
+        assert "*** CHANGED: rounds=1" in text
         assert "/ 10.0 /" in text
         assert "order" in text
         assert main([*words, "--json"]) == 0
@@ -395,14 +315,3 @@ class TestCommand:
         captured = capsys.readouterr()
         assert "fedkeel: Skipped: There is no method named 'nosuchmethod'" in captured.err
         assert "– / 50.0 / –" in captured.out
-
-
-def test_a_recipe_that_is_wholly_there_sets_nothing_of_the_machine() -> None:
-    """Where a run takes place is the user's choice, but for the table that measures time."""
-    for name in names():
-        recipe = load(name)
-        row, column = next(recipe.cells())
-        config, default = recipe.config(row, column), Config()
-        same = [getattr(config, option) == getattr(default, option) for option in ("workers", "device", "precision")]
-        assert all(same)
-        assert (config.executor == "auto") == (name not in ("greg/table10", "univarfl/section1"))  # times

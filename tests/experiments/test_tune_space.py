@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("optuna")
 
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
@@ -17,7 +17,6 @@ from fedkeel.experiments.tune_space import (
     configured,
     default_params,
     distribution,
-    edge,
     read_space,
     row_label,
     shown,
@@ -110,21 +109,3 @@ def test_values_go_where_they_belong_and_the_row_can_be_typed() -> None:
 def test_the_default_settings_are_taken_as_far_as_the_space_has_them() -> None:
     space = read_space("learning_rate=log(0.001, 0.3), greg.alpha=[0.3, 1], batch_size=[64, 128]", 1)
     assert default_params(Config(method="greg"), space) == {"learning_rate": 0.01, "greg.alpha": 1}
-
-
-@pytest.mark.parametrize(
-    ("found", "value", "end"),
-    [
-        (FloatDistribution(0.001, 1.0, log=True), 0.0013, "lower"),
-        (FloatDistribution(0.001, 1.0, log=True), 0.03, ""),
-        (FloatDistribution(0.0, 1.0), 0.97, "upper"),
-        (IntDistribution(1, 5), 1, "lower"),
-        (IntDistribution(1, 5), 4, ""),
-        (CategoricalDistribution((0.1, 0.3, 1)), 0.1, "lower"),
-        (CategoricalDistribution((0.1, 0.3, 1)), 0.3, ""),
-        (CategoricalDistribution((0.1, 0.3)), 0.1, ""),  # of two, each is an end
-        (CategoricalDistribution(("sgd", "adam", "adamw")), "sgd", ""),
-    ],
-)
-def test_a_value_at_the_end_of_its_range_is_known_as_such(found: Any, value: Any, end: str) -> None:
-    assert edge(found, value) == end

@@ -37,7 +37,7 @@ EXAMPLES = """examples:
   fedkeel advise --data digits-shift              which methods to try, and why
   fedkeel run --method fedbn --rounds 20          train one federation
   fedkeel compare fedavg fedbn gn --seeds 3       train several, get a table
-  fedkeel reproduce hbn/table1 --root ./data      a table of a paper, ours beside it
+  fedkeel reproduce hbn/table1                    a table of a paper, ours beside it
   fedkeel run --data folder --root ./images       your own images: ./images/DOMAIN/CLASS/*.png
   fedkeel report runs/demo                        the results as one HTML page
   fedkeel list methods                            what there is to choose from"""

@@ -3,7 +3,6 @@
 examples:
   fedkeel demo
   fedkeel demo --quick
-  fedkeel demo --resume
 """
 
 import sys
@@ -24,9 +23,8 @@ HELP = "what shifts do to federated learning, on built-in digits, in about two m
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("--seeds", metavar="N", type=read_seeds, help=f"{SEEDS} (default: 3)")
     parser.add_argument("--quick", action="store_true", help="a few seconds: few rounds, one seed; shows that it works")
-    parser.add_argument("--resume", action="store_true", help="keep the runs that are there and do the rest")
     parser.add_shared("--jobs")
-    parser.add_argument("--out", metavar="DIR", help="where the run directories go (default: runs/demo)")
+    parser.add_argument("--out", metavar="DIR", help="where runs go (default: runs/demo, or runs/demo-quick)")
     parser.add_shared("--json", "--quiet")
 
 
@@ -41,10 +39,8 @@ def run(arguments: Arguments) -> int:
     arguments.seeds = arguments.seeds or read_seeds(3)
     if not (arguments.quiet or arguments.json):
         print(introduction(quick=arguments.quick), file=sys.stderr)
-    if not arguments.resume:
-        arguments.continue_with += " --resume"
-    place = Path(arguments.out or "runs/demo")
-    options = {name: getattr(arguments, name) for name in ("seeds", "jobs", "quick", "resume")}
+    place = Path(arguments.out or ("runs/demo-quick" if arguments.quick else "runs/demo"))
+    options = {name: getattr(arguments, name) for name in ("seeds", "jobs", "quick")}
     with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
         comparisons = demo(place, **options, observer=progress)
     document: dict[str, Any] = {"directory": str(place), "parts": {}}

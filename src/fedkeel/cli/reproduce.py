@@ -3,10 +3,9 @@ The same command again continues: a cell that is done is never run again.
 
 examples:
   fedkeel reproduce --list
-  fedkeel reproduce hbn/table1 --root ./data --only CIFAR-10
+  FEDKEEL_DATA=./data fedkeel reproduce hbn/table1 --only CIFAR-10
   fedkeel reproduce fedwon/table1 --only FedBN FedWon Office-Caltech-10 --seeds 1
-  fedkeel reproduce hbn/table6 --root ./data --scale 0.1       a quick look
-  fedkeel reproduce hbn                                        all of a paper's tables and figures
+  fedkeel reproduce hbn/table6 --rounds 5        a quick look
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from fedkeel.experiments.paper_table import Reproduction
 
 HELP = "run a table or figure of a paper and print ours beside it"
-USAGE = "NAME... [options]"
+USAGE = "NAME [options]"
 CHANGEABLE = (
     *("rounds", "model", "weights", "executor", "workers", "device", "precision", "checkpoint_every"),
     *RAY_OPTIONS,
@@ -37,16 +36,10 @@ OF_RUNS = ("only", "seeds", "markdown", "jobs", "out", *CHANGEABLE)
 
 
 def add_arguments(parser: Parser) -> None:
-    names = "recipes, see --list, a paper, or a TOML file of your own"
-    parser.add_argument("recipes", nargs="*", metavar="NAME", help=names)
+    parser.add_argument("recipe", nargs="?", metavar="NAME", help="see --list, or a TOML file of your own")
     parser.add_argument("--list", action="store_true", help="every recipe and what it is")
-    # Not `root`, which is the folder of one data set.
-    folder = "folder that has the data sets in it (default: $FEDKEEL_DATA)"
-    parser.add_argument("--root", dest="data_sets", metavar="DIR", help=folder)
     parser.add_argument("--only", nargs="+", default=[], metavar="LABEL", help="rows, groups or columns; * is anything")
     parser.add_argument("--seeds", metavar="N", help=f"{SEEDS} (default: the recipe's)")
-    share = "share of the rounds, e.g. 0.1, for a quick look (default: 1)"
-    parser.add_argument("--scale", type=read_scale, default=1.0, metavar="X", help=share)
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
     parser.add_shared("--jobs")
     parser.add_argument("--out", metavar="DIR", help="where the run directories go (default: runs/reproduce)")
@@ -60,37 +53,25 @@ def run(arguments: Arguments) -> int:
         return list_recipes(as_json=arguments.json)
     if arguments.markdown and arguments.json:
         raise FedkeelError("'--markdown' and '--json' are two ways to print the same: keep one.")
-    if not arguments.recipes:
+    if not arguments.recipe:
         raise FedkeelError("'fedkeel reproduce' lacks NAME: 'fedkeel reproduce --list' shows what there is.")
     from fedkeel.experiments.progress import ComparisonProgress
-    from fedkeel.experiments.recipes import load, matching
     from fedkeel.experiments.reproduce import PLACE, reproduce
 
-    recipes = [load(name) for name in dict.fromkeys(name for word in arguments.recipes for name in matching(word))]
-    options = {name: getattr(arguments, name) for name in ("only", "seeds", "jobs", "scale")}
-    options |= {"root": arguments.data_sets, "directory": arguments.out or PLACE, **given_options(arguments)}
+    options = {name: getattr(arguments, name) for name in ("only", "seeds", "jobs")}
+    options |= {"directory": arguments.out or PLACE, **given_options(arguments)}
     with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
-        results = [reproduce(recipe, observer=progress, **options) for recipe in recipes]
+        result = reproduce(arguments.recipe, observer=progress, **options)
     if arguments.json:
-        documents = [result.to_dict() for result in results]
-        print(json.dumps(documents if len(documents) > 1 else documents[0], indent=1))
+        print(json.dumps(result.to_dict(), indent=1))
     elif arguments.markdown:
-        print("\n".join(result.markdown() for result in results))
+        print(result.markdown())
     else:
-        lines = [line for result in results for line in ("", *lines_of(result))]
-        show([*lines[1:], f"The run directories are in {results[0].directory}/"])
-        for result in results:
-            failures = [f"{name} failed: {why}" for name, why in (result.failures or {}).items()]
-            for sentence in (*result.skipped, *failures):
-                print(f"fedkeel: {visible(sentence)}", file=sys.stderr)
-    return 1 if any(result.missing for result in results) else 0
-
-
-def read_scale(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise FedkeelError(f"'scale' is '{text}': give a share of the rounds, like 0.1.") from None
+        show([*lines_of(result), f"The run directories are in {result.directory}/"])
+        failures = [f"{name} failed: {why}" for name, why in result.failures.items()]
+        for sentence in (*result.skipped, *failures):
+            print(f"fedkeel: {visible(sentence)}", file=sys.stderr)
+    return 1 if result.missing else 0
 
 
 def lines_of(result: Reproduction) -> Iterator[Line]:
@@ -105,9 +86,8 @@ def lines_of(result: Reproduction) -> Iterator[Line]:
 
 
 def refuse_beside_list(arguments: Arguments) -> None:
-    names = {"recipes": "NAME", "data_sets": "--root", **{name: f"--{name.replace('_', '-')}" for name in OF_RUNS}}
+    names = {"recipe": "NAME", **{name: f"--{name.replace('_', '-')}" for name in OF_RUNS}}
     given = [flag for name, flag in names.items() if getattr(arguments, name)]
-    given += ["--scale"] if arguments.scale != 1 else []
     if given:
         raise FedkeelError(f"'--list' shows every recipe and runs none: leave '{given[0]}' out.")
 

@@ -60,7 +60,7 @@ def run(arguments: Arguments) -> int:
 
 def show_tuning(tuning: fedkeel.Tuning, *, as_json: bool, metric: str = "accuracy") -> int:
     chosen = Table(*tuning.table(), "Chosen on validation data.")
-    lines: list[Line] = [chosen, *(f"- {note}" for note in tuning.notes), *comparison_lines(tuning.comparison, metric)]
+    lines: list[Line] = [chosen, *comparison_lines(tuning.comparison, metric)]
     lines.append(f"The trials and the run directories are in {tuning.directory}/")
     show(lines, tuning.to_dict(metric), as_json=as_json)
     return tell_failures(tuning.comparison)

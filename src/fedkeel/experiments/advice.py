@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -20,7 +20,7 @@ from torch import nn
 from fedkeel import config as configuration
 from fedkeel.config import Config
 from fedkeel.core.naming import visible
-from fedkeel.core.readable import percent, shell
+from fedkeel.core.readable import percent
 from fedkeel.data.federation import Federation
 from fedkeel.engine.checks import check_objects, refuse_unused
 from fedkeel.engine.idle import refuse_idle, without_idle
@@ -83,7 +83,6 @@ class Advice:
         methods: to try, each with the reason, FedAvg first.
         calibrate: whether sites should put their own statistics into batch norm after training, and why.
         left_out: methods that would have been suggested, and why they are not.
-        next: what to type to find out; nothing where objects were given.
     """
 
     data: str
@@ -94,7 +93,6 @@ class Advice:
     methods: dict[str, str]
     calibrate: str
     left_out: dict[str, str] = field(default_factory=dict)
-    next: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values, as `fedkeel advise --json` prints it."""
@@ -109,7 +107,6 @@ class Advice:
         yield from (f"  {method}: {reason}." for method, reason in self.methods.items())
         yield from (f"  not {method}: {why}" for method, why in self.left_out.items())
         yield f"Calibrate: {self.calibrate}."
-        yield from ("Next:", *(f"  {line}" for line in self.next)) if self.next else ()
 
 
 @shortages_explained()
@@ -167,8 +164,7 @@ def advise(
     sentences = [size(given), label_sentence(labels), look_sentence(looks), *told]
     methods, left_out = suggest(shifts_of(labels, looks, given), config, prepared)
     calibrate = calibration(labels, looks, bool(normalised_layers(looked_with)))
-    commands = following([*methods], config, calibrate) if federation is None and network is None else []
-    return Advice(given.name, labels, looks, accuracy, sentences, methods, calibrate, left_out, commands)
+    return Advice(given.name, labels, looks, accuracy, sentences, methods, calibrate, left_out)
 
 
 # -- in words --------------------------------------------------------------------------------------------------------
@@ -276,19 +272,3 @@ def calibration(labels: AboveChance, looks: AboveChance | None, has_norm: bool) 
     if verdict(labels).endswith("much"):
         return f"try, {told}, but labels differ too, and a site's own moments hold both"
     return f"yes, {told}" if told.endswith("much") else f"try, {told}"
-
-
-def following(methods: Sequence[str], config: Config, calibrate: str) -> list[str]:
-    """The commands to type next: compare, tune, calibrate."""
-    tried, usual, flags = (
-        ["central", "fedavg"] if [*methods] == ["fedavg"] else methods,
-        Config().to_dict(),
-        list[str](),
-    )
-    for name, value in config.to_dict().items():
-        if value != usual[name] and name not in (*SET_BY_ADVICE, "seed"):
-            flag = name.replace("_", "-")
-            flags += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-    commands = [["compare", *tried, *flags, "--seeds", "3"], ["tune", *methods, *flags]]
-    commands += [["calibrate", "RUN", "--images", "DIR"]] if calibrate.startswith(("yes", "try")) else []
-    return [shell(["fedkeel", *words]) for words in commands]

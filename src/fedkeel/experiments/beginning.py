@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedkeel import __version__
 from fedkeel.data.outline import Outline, changed
 from fedkeel.experiments.jobs import Job
-from fedkeel.runs.origin import Origin, commit, read_outline
+from fedkeel.runs.origin import Origin, read_outline
 
 
 class Beginning(NamedTuple):
@@ -30,11 +28,3 @@ class Beginning(NamedTuple):
         weights = [origin.given.get("model", {}).get("weights") for origin in (before, self.origin)]
         other = all(weights) and weights[0] != weights[1]
         return "its network began with other weights (torch.manual_seed before it is made keeps them)" if other else ""
-
-
-def tell_of_other_versions(finished: Sequence[Job], note: Callable[[str], None]) -> None:
-    """What took days is not thrown away for a changed line; but nobody must take it for the present code's."""
-    now = Origin(__version__, commit()).version
-    origins = filter(None, (Origin.load(job.directory) for job in finished))
-    if others := sorted({origin.version for origin in origins} - {now}):
-        note(f"Runs that are used again were made by fedkeel {', '.join(others)}: their results may differ.")

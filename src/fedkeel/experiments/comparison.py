@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,8 @@ from fedkeel.engine.executors.executor import choose_executor
 from fedkeel.engine.idle import settled
 from fedkeel.engine.setup import choose_device, load_federation
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.beginning import Beginning, tell_of_other_versions
-from fedkeel.experiments.jobs import Job, JobsObserver, Trial, beside_others, choose_jobs, run_all, share_tracker
+from fedkeel.experiments.beginning import Beginning
+from fedkeel.experiments.jobs import Job, JobsObserver, Trial, beside_others, choose_jobs, run_all
 from fedkeel.experiments.objects import read_objects
 from fedkeel.experiments.progress import watched
 from fedkeel.experiments.rows import SET_BY_COMPARISON, own_options, read_seeds
@@ -178,20 +178,18 @@ def compare_configs(
     if processes > 1:
         configs = {label: beside_others(config) for label, config in configs.items()}
     configs = settled(configs, own_options)
-    wanted = plan(configs, numbers, as_path(directory)) if directory is not None else []
-    if directory is not None:
-        refuse_to_hide(as_path(directory), FILE, [job.directory for job in wanted])
-    refuse_others(wanted, other_option)
     now = check_all(configs, numbers[0], given)
-    refuse_others(wanted, lambda job: now[job.label].differs(job))
     folder = free_folder(configs, numbers, now) if directory is None else as_path(directory)
     planned = [replace(job, track=track) for job in plan(configs, numbers, folder)]
+    refuse_to_hide(folder, FILE, [job.directory for job in planned])
+    for job in planned:  # a run of something else must not stand in a table as one of these, nor go on as one
+        if what := other_run(job, now):
+            raise FedkeelError(
+                f"'{job.directory}' holds another run ({what}): choose another directory, or remove that one."
+            )
     finished = [job for job in planned if has_finished(job.directory)]
     todo = [job for job in planned if job not in finished]
-    tell_of_other_versions(finished, observer.note)
     processes = min(processes, max(1, len(todo)))
-    if processes > 1:
-        share_tracker(track)
     write_index(folder, planned)
     observer.planned(planned, finished)
     failures = run_all(todo, processes, observer, given)
@@ -206,32 +204,24 @@ def plan(configs: Mapping[str, Config], seeds: Sequence[int], folder: Path) -> l
     ]
 
 
-def refuse_others(jobs: Sequence[Job], differs: Callable[[Job], str]) -> None:
-    """A run of something else must not stand in a table as one of these, nor go on as one."""
-    for job in jobs:
-        if what := differs(job):
-            raise FedkeelError(
-                f"'{job.directory}' holds another run ({what}): choose another directory, or remove that one."
-            )
-
-
 def free_folder(configs: Mapping[str, Config], seeds: Sequence[int], now: Mapping[str, Beginning]) -> Path:
     """The first of `runs/compare-<data>`, `-2`, ... that holds nothing else, nor runs of what the methods or the data
     were before."""
     data = next(iter(configs.values())).data.partition("(")[0] or next(iter(now.values())).outline.name
     for folder in numbered(f"compare-{slug(data)}"):
-        if not any(other_option(job) or now[job.label].differs(job) for job in plan(configs, seeds, folder)):
+        if not any(other_run(job, now) for job in plan(configs, seeds, folder)):
             return folder
     raise FedkeelError(f"'runs/compare-{slug(data)}' and ten thousand after it are taken: give a directory.")
 
 
-def other_option(job: Job) -> str:
-    """In which option the run in the directory of a job is another one, with both values; or nothing."""
+def other_run(job: Job, now: Mapping[str, Beginning]) -> str:
+    """In what the run in the directory of a job is another one; or nothing."""
     if not (job.directory / "config.toml").exists():
         return ""
     theirs, ours = Run(job.directory).config.to_dict(), job.config.to_dict()
     differing = (name for name in ours if theirs[name] != ours[name] and name not in MACHINE_OPTIONS)
-    return next((f"{name} is {theirs[name]!r} there and {ours[name]!r} here" for name in differing), "")
+    options = (f"{name} is {theirs[name]!r} there and {ours[name]!r} here" for name in differing)
+    return next(options, "") or now[job.label].differs(job)
 
 
 def check_all(configs: Mapping[str, Config], seed: int, given: Mapping[str, Mapping[str, Any]]) -> dict[str, Beginning]:

@@ -5,7 +5,6 @@ where the difference it makes is larger than what another seed, another processo
 """
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,9 @@ from typing import Any
 
 from fedkeel import analysis
 from fedkeel.analysis.diagnostic import FOLDER
-from fedkeel.errors import FedkeelError
-from fedkeel.experiments.comparison import FILE, Comparison, compare, read_comparison
+from fedkeel.experiments.comparison import Comparison, compare
 from fedkeel.experiments.findings import REFERENCES
 from fedkeel.experiments.jobs import JobsObserver
-from fedkeel.files import explained
-
-MARK = ".fedkeel-demo"  # in a directory that the demo made and may therefore replace
 
 # The digits are 8 x 8 scans drawn at 32 px; at 16 px a round takes a quarter of the time.
 TRANSFORM = "resize(size=16)+normalise(mean=0.5, std=0.5)"
@@ -96,17 +91,14 @@ def demo(
     seeds: int | Sequence[int] = 3,
     jobs: int | None = None,
     quick: bool = False,
-    resume: bool = False,
     observer: JobsObserver | None = None,
 ) -> list[Comparison]:
-    """Compare the methods under both shifts. An earlier demo in `directory` is replaced, or with `resume` continued."""
-    place = Path(directory)
-    claim(place, keep=resume)
+    """Compare the methods under both shifts. The same call again does what is not finished yet."""
     return [
         compare(
             part.quick if quick else part.methods,
             seeds=1 if quick else seeds,
-            directory=place / part.name,
+            directory=Path(directory) / part.name,
             jobs=jobs,
             observer=observer,
             verbose=False,
@@ -138,22 +130,3 @@ def introduction(*, quick: bool) -> str:
         "Real handwritten digits on clients whose images look different, then on clients whose labels differ.\n"
         "Every client trains on its own digits, and only models travel. This takes about two minutes on two cores."
     )
-
-
-def claim(place: Path, *, keep: bool) -> None:
-    """Make the directory the demo's own; one that it did not make is never touched."""
-    mark = place / MARK
-    if place.exists() and not mark.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise FedkeelError(f"'{place}' is not empty and was not made by the demo: choose another directory with --out.")
-    with explained(place):
-        # Where demos have put their comparisons: one that somebody made below stays.
-        places = [place, *(place / part.name for part in PARTS)] if mark.exists() and not keep else []
-        for index in (folder / FILE for folder in places if (folder / FILE).exists()):
-            for run in read_comparison(index.parent).trials:
-                # Only the runs go: whatever else someone put there stays.
-                inside = place.resolve() in run.directory.resolve().parents
-                if inside and (run.directory / "config.toml").exists():
-                    shutil.rmtree(run.directory)
-            index.unlink()
-        place.mkdir(parents=True, exist_ok=True)
-        mark.write_text("Made by 'fedkeel demo', which replaces the runs in this directory.\n")

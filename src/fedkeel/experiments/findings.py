@@ -28,8 +28,8 @@ def findings(results: Results) -> list[str]:
     named: dict[str, Row] = {}  # of one that is there with several options, the best
     for row in sorted(results.rows, key=lambda row: -row.average.mean):
         named.setdefault(row.method.partition("@")[0], row)
-    table = Table(results, rows, named.get("fedavg"), named.get("central"), named.get("standalone"))
-    sentences = [*table.gap(), *table.against_fedavg(), *table.best(), *table.gain()]
+    table = Table(results, rows, named.get("fedavg"), named.get("central"))
+    sentences = [*table.gap(), *table.against_fedavg(), *table.best()]
     for domain in sorted(results.unseen & {name for row in rows for name in row.domains}):
         sentences += table.unseen(domain)
     return [*sentences, f"Ahead: {results.rule_in_words}."]
@@ -43,7 +43,6 @@ class Table:
     federated: Sequence[Row]
     fedavg: Row | None
     central: Row | None
-    standalone: Row | None
     domain: str | None = None
 
     def gap(self) -> list[str]:
@@ -51,11 +50,9 @@ class Table:
             return []
         central, own = (percent(row.average.mean) for row in (self.central, self.fedavg))
         name, pooled = self.results.name(self.fedavg), f"training on the pooled data ({central})"
-        verdict = self.results.difference(self.central, self.fedavg).verdict
-        if verdict == AHEAD:
-            return [f"The shift costs {name} {float(central) - float(own):.1f} points against {pooled}."]
+        verdict = self.results.difference(self.fedavg, self.central).verdict
         if verdict == BEHIND:
-            return [f"{name} ({own}) is ahead of {pooled}."]
+            return [f"The shift costs {name} {float(central) - float(own):.1f} points against {pooled}."]
         return [f"{name} ({own}) against {pooled}: {verdict}."]
 
     def against_fedavg(self) -> list[str]:
@@ -73,18 +70,6 @@ class Table:
         if not leader or leader == said or len(self.federated) < 2 + len(said):
             return []
         return [f"Ahead of every other federated method: {self.listed(leader)}."]
-
-    def gain(self) -> list[str]:
-        if self.standalone is None:
-            return []
-        most = []
-        for domain, alone in self.standalone.domains.items():
-            ahead = [row for row in self.federated if self.results.leads(row, [self.standalone], domain)]
-            if domain not in self.results.unseen and 2 * len(ahead) > len(self.federated):
-                most.append(f"'{domain}' ({percent(alone.mean)} alone)")
-        if most:
-            return [f"Most methods are ahead of the client that trains alone on {', '.join(most)}."]
-        return ["On no domain are most methods ahead of the client that trains alone."]
 
     def unseen(self, domain: str) -> list[str]:
         """The same questions of a domain that no client has."""

@@ -1,4 +1,4 @@
-"""Several runs at once, each in a process of a pool and with a core of its own, or one after another in this process.
+"""Several runs at once, each in a process and with a core of its own, or one after another in this process.
 
 On a GPU several runs share the card. Each has its own context, and the card takes turns between them, unless NVIDIA's
 Multi-Process Service lets them run side by side. A job that ends its process takes only its own run with it.
@@ -10,12 +10,10 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.managers import SyncManager
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +24,16 @@ from fedkeel.config import Config
 from fedkeel.core import imports
 from fedkeel.core.evaluation import Scores
 from fedkeel.engine.executors.executor import available_cores, runs_elsewhere
-from fedkeel.engine.executors.processes import end_with_parent, has_shared_memory
+from fedkeel.engine.executors.processes import end_with_parent
 from fedkeel.engine.executors.ray import shared
-from fedkeel.errors import FedkeelError, death, first_line
+from fedkeel.errors import FedkeelError, death
 from fedkeel.observer import Observer, Several
 from fedkeel.options import described
-from fedkeel.runs.trackers import require, tracked
+from fedkeel.runs.trackers import tracked
 from fedkeel.stopping import LOOK, Stopped, stop_requested, undisturbed
 
 log = logging.getLogger("fedkeel")
-STOPPED = "stopped"
+STOPPED, OVER = "stopped", "over"
 Given = Mapping[str, Mapping[str, Any]]  # by label: objects in place of what the configuration names
 
 
@@ -57,7 +55,6 @@ class Job(Trial):
 
     config: Config = field(compare=False)
     track: str | None = None  # the tracker that gets its curves, in whichever process it runs
-    competes = False  # whether of those with one label the best counts, and not their mean
 
     def run(self, observer: Observer, objects: Mapping[str, Any]) -> None:
         if (self.directory / "config.toml").exists():
@@ -80,9 +77,6 @@ class JobsObserver:
     def job_finished(self, job: Job, problem: str) -> None:
         """`problem` is empty when all went well."""
 
-    def tick(self) -> None:
-        """Called a few times a second."""
-
     def note(self, text: str) -> None:
         log.warning(text)
 
@@ -97,9 +91,10 @@ def run_all(todo: Sequence[Job], processes: int, observer: JobsObserver, given: 
     remote = next((job.config for job in todo if runs_elsewhere(job.config)), None)
     with nullcontext() if remote is None else shared(remote.ray_address):
         if processes > 1:
-            return _Pool(todo, processes, observer, given).run(spawned=remote is not None)
+            spawned = remote is not None or uses_gpu(job.config for job in todo)
+            return _side_by_side(todo, processes, observer, given, spawned=spawned)
         for job in todo:
-            problem = _attempt(job, _Reporter(partial(_pass_on, observer, job)), given)
+            problem = _attempt(job, _Reporter(partial(_pass_on, observer, job)), given.get(job.label, {}))
             if problem == STOPPED:
                 raise Stopped
             failures |= {job: problem} if problem else {}
@@ -119,9 +114,9 @@ def choose_jobs(jobs: int | None, configs: Iterable[Config]) -> int:
         if (jobs or 1) > 1 and not all(config.ray_actors for config in configs):
             raise FedkeelError(f"'jobs' is {jobs}, and each run takes the whole Ray cluster: give --ray-actors, too.")
         return jobs or 1
-    if not hasattr(os, "fork") or not has_shared_memory():
+    if not hasattr(os, "fork"):
         if (jobs or 1) > 1:
-            raise FedkeelError(f"'jobs' is {jobs}, and several processes need fork and /dev/shm: leave it out.")
+            raise FedkeelError(f"'jobs' is {jobs}, and this system cannot fork processes: leave it out.")
         return 1
     return jobs or (1 if uses_gpu(configs) else available_cores())
 
@@ -133,16 +128,12 @@ def beside_others(config: Config) -> Config:
 
 def homes(jobs: Sequence[Job], given: Given) -> list[Path]:
     """The files that a new Python must import to know what these name; refused where none can."""
-    if thing := next((name for job in jobs for name in given.get(job.label, ())), ""):
+    used = [entry for job in jobs for _, entry in imports.used(job.config)]
+    there = [thing for job in jobs for thing in given.get(job.label, ())]
+    if here := [*there, *(entry.name for entry in used if not imports.file_of(entry))]:
         raise FedkeelError(
-            f"The {thing} is an object, which processes that share a GPU cannot be given: give jobs=1, or a name to it "
-            "with fedkeel.register in a file that you import."
-        )
-    used = [thing for job in jobs for thing in imports.used(job.config)]
-    if typed := next((entry.name for _, entry in used if not imports.file_of(entry)), ""):
-        raise FedkeelError(
-            f"'{typed}' was typed into a notebook or a shell, which processes that share a GPU cannot "
-            "import: put it into a file and import that, or give jobs=1."
+            f"'{here[0]}' is an object, or was typed into a notebook, which processes on a GPU cannot be given: "
+            "register it in a file and import that, or give jobs=1."
         )
     return list(dict.fromkeys(file for job in jobs for file in imports.files(job.config)))
 
@@ -153,12 +144,12 @@ def execute(job: Job, observer: Observer, objects: Mapping[str, Any]) -> None:
         job.run(observer, objects)
 
 
-def _attempt(job: Job, observer: Observer, given: Given) -> str:
+def _attempt(job: Job, observer: Observer, objects: Mapping[str, Any]) -> str:
     """What went wrong; nothing where all went well."""
     if stop_requested.is_set():
         return STOPPED
     try:
-        execute(job, observer, given.get(job.label, {}))
+        execute(job, observer, objects)
     except Stopped:
         return STOPPED
     except FedkeelError as error:
@@ -193,116 +184,51 @@ def _pass_on(observer: JobsObserver, job: Job, event: str, *details: Any) -> Non
         observer.note(f"{job}: {details[0]}")
     else:
         getattr(observer, event)(job, *details)
-    observer.tick()
 
 
-# -- in a pool ---------------------------------------------------------------------------------------------------------
-class _Pool:
-    """Runs jobs in processes. A pool that breaks, because one of them died, is made again, and what was under way in
-    it is done one by one: so the one that breaks it has a name."""
-
-    def __init__(self, todo: Sequence[Job], processes: int, observer: JobsObserver, given: Given) -> None:
-        self.todo, self.processes, self.observer, self.given = todo, processes, observer, given
-        self.failures: dict[Job, str] = {}
-        self.under_way: set[Job] = set()
-
-    def run(self, *, spawned: bool) -> dict[Job, str]:
-        spawned = spawned or uses_gpu(job.config for job in self.todo)
-        context: Any = multiprocessing.get_context("spawn" if spawned else "fork")
-        files = homes(self.todo, self.given) if spawned else []
-        with undisturbed():
-            manager = SyncManager(ctx=context)
-            manager.start(_begin_manager)
-        with manager:
-            self.events, self.stop = manager.Queue(), manager.Event()
-            shared_with_all = self.events, self.stop, files, self.given
-            begin = {"mp_context": context, "initializer": _begin, "initargs": shared_with_all}
-            left = list(self.todo)
-            while left:
-                left = self._together(left, self.processes, begin)
-                for job in [job for job in left if job in self.under_way]:  # one of them broke it
-                    left.remove(job)
-                    if self._together([job], 1, begin):
-                        self._finish(job, f"its process {death(self.exit_code, '--jobs')}")
-        return {job: self.failures[job] for job in self.todo if job in self.failures}
-
-    def _together(self, jobs: Sequence[Job], processes: int, begin: Mapping[str, Any]) -> list[Job]:
-        """Run these; returns those that a pool that broke has taken with it."""
-        others, stopping, lost = set(multiprocessing.active_children()), False, list[Job]()
-        self.under_way.clear()
-        pool = ProcessPoolExecutor(min(processes, len(jobs)), **begin)
-        with undisturbed():
-            futures = {pool.submit(_work, place, job): job for place, job in enumerate(jobs)}
-        waiting: set[Future[str]] = set(futures)
-        workers = set(multiprocessing.active_children()) - others
-        try:
-            while waiting:
-                done, waiting = wait(waiting, timeout=LOOK, return_when=FIRST_COMPLETED)
-                self._hear(jobs)
-                lost += [futures[future] for future in done if not self._ended(futures[future], future)]
-                if stop_requested.is_set() and not stopping:
-                    stopping = True
-                    self.stop.set()
-                    for future in futures:
-                        future.cancel()
-                self.observer.tick()
-        finally:
-            workers |= set(multiprocessing.active_children()) - others
-            for worker in workers if waiting else ():  # an exception, such as a second Ctrl-C
-                worker.kill()
-            pool.shutdown()
-        if stopping:
-            raise Stopped
-        self.exit_code = next((worker.exitcode for worker in workers if worker.exitcode), None)
-        return lost
-
-    def _hear(self, jobs: Sequence[Job]) -> None:
-        while not self.events.empty():
-            place, *said = self.events.get()
-            self.under_way.add(jobs[place])
-            if said[0] != "begun":
-                _pass_on(self.observer, jobs[place], *said)
-
-    def _ended(self, job: Job, future: Future[str]) -> bool:
-        try:
-            problem = future.result()
-        except CancelledError:
-            return True
-        except BrokenProcessPool:
-            return False
-        self.under_way.discard(job)
-        if problem != STOPPED:
-            self._finish(job, problem)
-        return True
-
-    def _finish(self, job: Job, problem: str) -> None:
-        self.failures |= {job: problem} if problem else {}
-        self.observer.job_finished(job, problem)
-
-
-_here: dict[str, Any] = {}
-"""In a process of the pool: where `events` go, and the objects that were `given`."""
-
-
-def _begin_manager() -> None:
-    threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def _begin(events: Any, stop: Any, files: Sequence[Path], given: Given) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(1)
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    threading.Thread(target=_stop_when, args=(stop,), daemon=True).start()
-    for file in files:
-        if file.name not in imports.imported():
-            imports.load(file)
-    _here.update(events=events, given=given)
-
-
-def _stop_when(stop: Any) -> None:
-    stop.wait()
-    stop_requested.set()
+# -- side by side ------------------------------------------------------------------------------------------------------
+def _side_by_side(
+    todo: Sequence[Job], processes: int, observer: JobsObserver, given: Given, *, spawned: bool
+) -> dict[Job, str]:
+    """So many at a time, each in a process of its own, with a pipe through which it tells how it goes."""
+    context: Any = multiprocessing.get_context("spawn" if spawned else "fork")
+    files = homes(todo, given) if spawned else []
+    left, failures, stopping = list(todo), dict[Job, str](), False
+    running: dict[Any, tuple[Job, Any]] = {}
+    try:
+        while running or (left and not stopping):
+            while left and len(running) < processes and not stopping:
+                job, (heard, told) = left.pop(0), context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(told, job, given.get(job.label, {}), files))
+                with undisturbed():
+                    process.start()
+                    running[heard] = job, process
+                told.close()  # so that the pipe ends with the process
+            ready: list[Any] = wait([*running], LOOK)
+            for heard in ready:
+                job, process = running[heard]
+                try:
+                    said: tuple[Any, ...] = heard.recv()
+                except EOFError:
+                    process.join()
+                    said = OVER, f"its process {death(process.exitcode, '--jobs')}"
+                if said[0] != OVER:
+                    _pass_on(observer, job, *said)
+                    continue
+                del running[heard]
+                process.join()
+                if not stopping:
+                    failures |= {job: said[1]} if said[1] else {}
+                    observer.job_finished(job, said[1])
+            stopping = stopping or stop_requested.is_set()
+            for _, process in running.values() if stopping else ():
+                process.terminate()
+    finally:
+        for _, process in running.values():  # an exception, such as a second Ctrl-C
+            process.kill()
+    if stopping:
+        raise Stopped
+    return {job: failures[job] for job in todo if job in failures}
 
 
 class _Notes(logging.Handler):
@@ -314,34 +240,14 @@ class _Notes(logging.Handler):
         self._observer.note(self.format(record))
 
 
-def _work(place: int, job: Job) -> str:
-    reporter = _Reporter(lambda *event: _here["events"].put((place, *event)))
+def _work(told: Any, job: Job, objects: Mapping[str, Any], files: Sequence[Path]) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    torch.set_num_threads(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    for file in files:
+        if file.name not in imports.imported():
+            imports.load(file)
+    reporter = _Reporter(lambda *event: told.send(event))
     log.handlers, log.propagate = [_Notes(reporter)], False
-    _here["events"].put((place, "begun"))
-    return _attempt(job, reporter, _here["given"])
-
-
-# -- trackers ----------------------------------------------------------------------------------------------------------
-def share_tracker(name: str | None) -> None:
-    """Before several runs at once: a new database of MLflow gets its tables a single time, since the runs would trip
-    over each other. In a process of its own, so that no connection of it is inherited by the runs' processes."""
-    require(name)
-    if name != "mlflow":
-        return
-    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
-        try:
-            problem = pool.submit(_try_database).result()
-        except BrokenProcessPool:
-            problem = "its process died."
-    if problem:
-        raise FedkeelError(f"MLflow does not take these runs: {problem}")
-
-
-def _try_database() -> str:
-    import mlflow
-
-    try:
-        mlflow.MlflowClient().search_experiments(max_results=1)
-    except Exception as error:
-        return f"{first_line(error)}."
-    return ""
+    told.send((OVER, _attempt(job, reporter, objects)))

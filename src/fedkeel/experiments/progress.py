@@ -13,7 +13,6 @@ from fedkeel.errors import FedkeelError
 from fedkeel.experiments.jobs import Job, JobsObserver, JobsObservers
 from fedkeel.options import described
 from fedkeel.runs.progress import Display, is_shown, of_rounds
-from fedkeel.runs.run import Run
 
 
 @contextmanager
@@ -37,8 +36,6 @@ class ComparisonProgress(Display, JobsObserver):
         self._jobs, self._over = jobs, {*finished}
         self._shares = {job: float(job in self._over) for job in jobs}
         self._accuracy: dict[Job, float] = {}  # of the last round that was evaluated
-        # Of runs that are over, by the rule that their configuration names.
-        self._results = {job: result for job in finished if (result := _result(job)) is not None}
         self._tasks: dict[Job, TaskID] = {}
         self.reaches_tenth(self._share())
         if finished:
@@ -47,19 +44,20 @@ class ComparisonProgress(Display, JobsObserver):
         for before in self._bars.task_ids:  # of a plan that is over
             self._bars.remove_task(before)
         self._overall = self._bars.add_task("all runs", total=1.0, text="")
-        self.tick()
+        self._show()
 
     def job_started(self, job: Job, first_round: int) -> None:
         options: dict[str, Any] = {"total": job.config.rounds, "completed": first_round, "text": ""}
         self._tasks[job] = self._bars.add_task(visible(str(job)), **options)
 
     def job_progress(self, job: Job, rounds_done: float, accuracy: float | None) -> None:
-        self._shares[job] = rounds_done / job.config.rounds
+        self._shares[job] = min(0.999, rounds_done / job.config.rounds)  # all of it once it is finished
         if accuracy is not None:
             self._accuracy[job] = accuracy
         known = f"  {percent(self._accuracy[job])} %" if job in self._accuracy else ""
         text = f"{of_rounds(rounds_done, job.config.rounds)}{known}"
         self._bars.update(self._tasks[job], completed=rounds_done, text=text)
+        self._show()
 
     def job_finished(self, job: Job, problem: str) -> None:
         self._over.add(job)
@@ -68,15 +66,11 @@ class ComparisonProgress(Display, JobsObserver):
             self._bars.remove_task(self._tasks.pop(job))
         if problem:
             self.note(f"{job} failed: {problem}")
-        elif (result := _result(job)) is not None:
-            self._results[job] = result
-        if self._is_over(job.label) and (mean := self._mean(job.label)) is not None:
-            self.say(f"{job.label:<12} {percent(mean)} %")
-        if self._notebook is not None:
-            self.tick()  # what is shown stays there
+        self._show()
 
-    def tick(self) -> None:
-        share, text = self._share(), self._standing()
+    def _show(self) -> None:
+        share = self._share()
+        text = f"runs {len(self._over)}/{len(self._jobs)}  left {self.time_left(share)}"
         self._bars.update(self._overall, completed=share, text=text)
         self.draw()
         if not self._live and self.reaches_tenth(share):
@@ -84,28 +78,3 @@ class ComparisonProgress(Display, JobsObserver):
 
     def _share(self) -> float:
         return fmean(self._shares.values())
-
-    def _is_over(self, label: str) -> bool:
-        return all(job in self._over for job in self._jobs if job.label == label)
-
-    def _mean(self, label: str) -> float | None:
-        """Over seeds; of the trials of a search, the best."""
-        known = [result for job, result in self._results.items() if job.label == label]
-        count = max if self._jobs[0].competes else fmean
-        return count(known) if known else None
-
-    def _standing(self) -> str:
-        labels = dict.fromkeys(job.label for job in self._jobs)
-        means = {label: mean for label in labels if (mean := self._mean(label)) is not None}
-        best = max(means, key=means.__getitem__, default=None)
-        so_far = f"  best so far {best} {percent(means[best])} %" if best else ""
-        done = f"methods {sum(map(self._is_over, labels))}/{len(labels)}  runs {len(self._over)}/{len(self._jobs)}"
-        return f"{done}{so_far}  left {self.time_left(self._share())}"
-
-
-def _result(job: Job) -> float | None:
-    """What the table will show of it, which need not be the accuracy of its last round."""
-    try:
-        return Run(job.directory).accuracy
-    except (FedkeelError, KeyError, TypeError, ValueError):  # gone, or no run's own
-        return None

@@ -1,6 +1,6 @@
 """Run a table or figure of a paper, and put our numbers beside the published ones.
 
-    reproduce("hbn/table1", root="./data", only=["HBN", "BN", "CIFAR-10"])
+    reproduce("hbn/table1", only=["HBN", "BN", "CIFAR-10"])
 
 A run is kept under its configuration, `runs/reproduce/<method>-<data>-<fingerprint>/seed<k>`. So a cell that is done is
 never run again, also where another column or another table asks for the same one.
@@ -9,9 +9,7 @@ never run again, also where another column or another table asks for the same on
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -28,7 +26,6 @@ from fedkeel.core.naming import slug
 from fedkeel.data.load import refuse_missing
 from fedkeel.engine.idle import settled
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.experiments.beginning import tell_of_other_versions
 from fedkeel.experiments.jobs import Job, JobsObserver, beside_others, choose_jobs, run_all
 from fedkeel.experiments.paper_table import PaperCell, Reproduction, derived
 from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, RecipeColumn, RecipeRow, load
@@ -48,10 +45,8 @@ PLACE = "runs/reproduce"
 def reproduce(
     name: str | Recipe,
     *,
-    root: str | Path | None = None,
     only: Sequence[str] = (),
     seeds: int | str | Sequence[int] | None = None,
-    scale: float = 1.0,
     directory: str | Path = PLACE,
     **options: Any,
 ) -> Reproduction:
@@ -59,10 +54,8 @@ def reproduce(
 
     Args:
         name: of a recipe, "hbn/table1", or the path of a TOML file of one's own.
-        root: the folder that has the data sets in it, in place of $FEDKEEL_DATA.
         only: rows, groups or columns by their labels, with `*` for anything; without any, all.
         seeds: how many of the recipe's, or which; by default all of them.
-        scale: share of the rounds to run, for a quick look.
         directory: of the run directories.
         options: `jobs` and `observer` as in `compare`; others are of all runs in place of the recipe's, as in `Config`.
 
@@ -70,14 +63,11 @@ def reproduce(
     """
     imports.refuse_while_importing()
     jobs, observer = options.pop("jobs", None), options.pop("observer", None)
-    if not isinstance(scale, int | float) or not 0 < scale <= 1:
-        raise FedkeelError(f"'scale' is {described(scale)}: give a share of the rounds, above 0 and at most 1.")
     table = TableRuns(name if isinstance(name, Recipe) else load(name), only, seeds, Path(directory))
     refuse_to_hide(table.directory, own="")
-    with data_at(root):
-        table.plan(scale, options)
-        failures = table.run(jobs, observer or JobsObserver())
-    return table.reproduction(marks(table.recipe, scale, options), failures)
+    table.plan(options)
+    failures = table.run(jobs, observer or JobsObserver())
+    return table.reproduction(marks(table.recipe, options), failures)
 
 
 class TableRuns:
@@ -95,7 +85,7 @@ class TableRuns:
         # Those that the recipe names, and those that a cell reads.
         self.diagnostics = list(dict.fromkeys([*recipe.diagnostics, *(name for name in read if name in DIAGNOSTICS)]))
 
-    def plan(self, scale: float, changes: Mapping[str, Any]) -> None:
+    def plan(self, changes: Mapping[str, Any]) -> None:
         """Which runs the cells need. A cell that cannot be run here is left out, with a sentence that says why."""
         parts = {part.name for column in self.columns if column.average for part in self.recipe.parts(column)}
         # Recorded while it trains; the data can be looked at at any time.
@@ -105,7 +95,6 @@ class TableRuns:
             is_reference = column.relative_to == row.label
             if (row in self.rows or is_reference) and (column in self.columns or column.name in parts):
                 config = self.recipe.config(row, column).replace(**changes)
-                config = config.replace(rounds=max(1, round(config.rounds * scale)))
                 configs[row.label, column.name] = config.replace(record=record) if record else config
         jobs: dict[Path, Job] = {}
         for (row_label, column_name), config in settled(configs).items():
@@ -123,7 +112,6 @@ class TableRuns:
         """What is not finished, and the diagnostics of what is; returns what went wrong."""
         finished = [job for job in self.jobs if has_finished(job.directory)]
         todo = [job for job in self.jobs if job not in finished]
-        tell_of_other_versions(finished, observer.note)
         processes = min(choose_jobs(jobs, [job.config for job in todo]), max(1, len(todo)))
         if todo:
             with explained(self.directory):  # told once, and not by each of the runs
@@ -190,12 +178,9 @@ def directory_name(config: Config) -> str:
     return f"{slug(config.method)[:60]}-{slug(parse(config.data).name)}-{fingerprint(config.replace(seed=0))}"
 
 
-def marks(recipe: Recipe, scale: float, changes: Mapping[str, Any]) -> list[str]:
+def marks(recipe: Recipe, changes: Mapping[str, Any]) -> list[str]:
     """Whatever makes the numbers something else than the paper's."""
     found = [f"SUBSTITUTE: {recipe.substitute}"] if recipe.substitute else []
-    if scale != 1:
-        share = f"{100 * scale:g} %"
-        found.append(f"QUICK LOOK: every run has {share} of its rounds, so these are not reproduced numbers.")
     changed = [f"{name}={value}" for name, value in changes.items() if name not in MACHINE_OPTIONS]
     return found + ([f"CHANGED: {', '.join(changed)}, where the paper's setting is another."] if changed else [])
 
@@ -236,21 +221,6 @@ def select(recipe: Recipe, only: Sequence[str]) -> tuple[list[RecipeRow], list[R
 
 def _fits(pattern: str, label: str) -> bool:
     return bool(label) and fnmatchcase(label.lower(), pattern.lower())
-
-
-@contextmanager
-def data_at(root: str | Path | None) -> Iterator[None]:
-    """While inside, data sets are looked for in `root`. A run's configuration does not say where they lie."""
-    if root is not None and not Path(root).is_dir():
-        raise FedkeelError(f"The root '{root}' is not a folder: give the one that has the data sets in it.")
-    before = os.environ.get("FEDKEEL_DATA")
-    if root is not None:
-        os.environ["FEDKEEL_DATA"] = str(Path(root).absolute())
-    try:
-        yield
-    finally:
-        os.environ.pop("FEDKEEL_DATA", None)
-        os.environ |= {} if before is None else {"FEDKEEL_DATA": before}
 
 
 def read(run: Run, reading: Mapping[str, str], rule: str | None = None) -> float | None:

@@ -69,10 +69,8 @@ def read_method(text: str, options: dict[str, Any]) -> Config:
 
 def read_methods(texts: Sequence[str], options: dict[str, Any]) -> dict[str, Config]:
     """The configuration of each row by its label, which is its text."""
-    if isinstance(texts, str) or (texts and not isinstance(texts, Sequence)):
+    if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
         raise FedkeelError(f"What to compare is {described(texts)}: give a list of methods, like ['fedavg', 'fedbn'].")
-    if not texts:
-        raise FedkeelError("There is nothing to compare: give at least one method.")
     configs: dict[str, Config] = {}
     for text in texts:
         if not isinstance(text, str):
@@ -93,14 +91,10 @@ def read_seeds(seeds: int | str | Sequence[int]) -> list[int]:
         if not parts or not all(part.isdigit() for part in parts):
             raise FedkeelError(f"'seeds' is '{seeds}': give a number of seeds, like 3, or the seeds, like 0,1,5.")
         seeds = [int(part) for part in parts] if "," in seeds else int(parts[0])
-    if not isinstance(seeds, int | Sequence | range) or isinstance(seeds, bool):
-        raise FedkeelError(f"'seeds' is {described(seeds)}: give a number of seeds, like 3, or the seeds, like [0, 1].")
-    numbers: list[Any] = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not numbers:
-        raise FedkeelError(f"'seeds' is {seeds}: give at least 1.")
-    for seed in numbers:
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise FedkeelError(f"{described(seed)} is among the seeds: give whole numbers.")
-        if seed < 0 or numbers.count(seed) > 1:
-            raise FedkeelError(f"The seed {seed} is {'negative' if seed < 0 else 'given twice'}: give different ones.")
-    return numbers
+    numbers: Any = range(seeds) if type(seeds) is int else seeds
+    whole = isinstance(numbers, Sequence) and all(type(seed) is int and seed >= 0 for seed in numbers)
+    if not whole or not numbers or len({*numbers}) < len(numbers):
+        raise FedkeelError(
+            f"'seeds' is {described(seeds)}: give how many, at least 1, or which, different whole numbers, like [0, 1]."
+        )
+    return list(numbers)

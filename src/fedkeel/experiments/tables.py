@@ -5,7 +5,7 @@ Numbers only; `fedkeel.cli.terminal.output` draws them on a terminal.
 
 from __future__ import annotations
 
-import unicodedata
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -294,25 +294,13 @@ def _names(summaries: Iterable[Mapping[str, Any]], kind: str) -> dict[str, None]
     return dict.fromkeys(name for summary in summaries for name in summary.get(kind) or ())
 
 
-NAMED = ("backslash", "asciitilde", "asciicircum", "less", "greater", "bar")
-LATEX = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    **dict(zip("\\~^<>|", (rf"\text{name}{{}}" for name in NAMED), strict=True)),
-    "±": r"$\pm$",
-    "[": "{[}",
-    "*": "{*}",  # at the beginning of a row these two would belong to the line break before it
-}
-
-
 def latex_text(text: str) -> str:
-    """Any text as LaTeX prints it.
+    r"""With LaTeX's own characters escaped.
 
-    >>> latex_text("fedprox(mu=0.1)_50%")
-    'fedprox(mu=0.1)\\\\_50\\\\%'
+    >>> print(latex_text("fedprox(mu=0.1)_50%"))
+    fedprox(mu=0.1)\_50\%
     """
-    visible = (character if character.isprintable() else " " for character in unicodedata.normalize("NFC", text))
-    escaped = "".join(LATEX.get(character, character) for character in visible)
-    return escaped.replace("--", "-{}-").replace("--", "-{}-")  # else it is printed as a dash; of three, there are two
+    return re.sub(r"([&%$#_{}])", r"\\\1", text).replace("±", r"$\pm$")
 
 
 def _latex_cell(cell: Cell | None, best: bool) -> str:

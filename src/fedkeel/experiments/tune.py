@@ -10,18 +10,15 @@ what was chosen, with seeds that the search has not seen. Test samples are looke
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-
 from fedkeel.config import Config
 from fedkeel.core import imports
 from fedkeel.core.naming import slug
-from fedkeel.core.readable import html_table, percent, text_table
+from fedkeel.core.readable import percent, text_table
 from fedkeel.engine.idle import settled, without_idle
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import (
@@ -44,7 +41,7 @@ from fedkeel.runs.summary import SHARES
 from fedkeel.runs.tables import as_frame
 
 try:
-    from fedkeel.experiments.tune_search import Search, quiet
+    from fedkeel.experiments.tune_search import Search
     from fedkeel.experiments.tune_space import Space, configured, ends, read_space, row_label, shown, spaces_of
 except ImportError as error:
     raise FedkeelError("Tuning needs Optuna: pip install 'fedkeel[tune]'.") from error
@@ -53,9 +50,6 @@ if TYPE_CHECKING:
     import pandas
 
     from fedkeel.core.method import Method
-
-
-LOCK = "tuning.lock"
 
 
 @dataclass(frozen=True)
@@ -86,16 +80,6 @@ class Tuning:
         """The trials as a pandas table, a row each."""
         return as_frame(self.trials)
 
-    @property
-    def notes(self) -> list[str]:
-        """What is remarkable about the choices."""
-        return [
-            f"{option} of {method['method']}, {chosen(method)['params'][option]}, is at the {end} end of what was "
-            f"tried, {method['space'][option]}: widen it, in another directory."
-            for method in self.methods
-            for option, end in method["edges"].items()
-        ]
-
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The headings and rows of what was chosen."""
         unit = " %" if self.select_by in SHARES else ""
@@ -113,13 +97,9 @@ class Tuning:
         headings, rows = self.table()
         return f"{text_table(f'Tuning({str(self.directory)!r})', [headings, *rows])}\n{self.comparison!r}"
 
-    def _repr_html_(self) -> str:
-        headings, rows = self.table()
-        return html_table(f"Chosen in {self.directory}", [headings, *rows]) + self.comparison._repr_html_()
-
     def to_dict(self, metric: str = "accuracy") -> dict[str, Any]:
         about = {"directory": str(self.directory), "select_by": self.select_by, "best": self.best}
-        return {**about, "notes": self.notes, "methods": self.methods, "comparison": self.comparison.to_dict(metric)}
+        return {**about, "methods": self.methods, "comparison": self.comparison.to_dict(metric)}
 
 
 def chosen(method: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -176,10 +156,11 @@ def tune(
     configs = {label: beside_others(config) if processes > 1 else config for label, config in configs.items()}
     check(configs, objects, spaces, seed)
     settings = settings_of(configs, spaces, {"search_seed": seed, "prune": prune})
-    folder = as_path(directory or free_folder(settings, configs, objects))
+    data = configs[next(iter(configs))].data.partition("(")[0] or next(iter(objects.values()))["federation"].name
+    folder = as_path(directory or free_folder(settings, data))
     refuse_other_search(folder, settings, trials)
     searches = [Search(m, searched(c, seed), spaces[m], trials, prune, folder) for m, c in configs.items()]
-    with watched(observer, verbose) as observer, quiet(), alone(folder):
+    with watched(observer, verbose) as observer:
         attempts = [attempt for search in searches for attempt in search.begin()]
         todo = sorted((a for a in attempts if not a.is_over), key=lambda attempt: attempt.number)
         observer.planned(attempts, [attempt for attempt in attempts if attempt.is_over])
@@ -209,18 +190,6 @@ def searched(config: Config, seed: int) -> Config:
 def refuse_unless_whole(name: str, value: Any, least: int) -> None:
     if type(value) is not int or value < least:
         raise FedkeelError(f"'{name}' is {described(value)}: give a whole number, at least {least}.")
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """One search at a time in a folder."""
-    with explained(folder, ""):
-        folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / LOCK, timeout=0):
-            yield
-    except Timeout:
-        raise FedkeelError(f"Another search is at work in '{folder}': wait until it is over.") from None
 
 
 def check(configs: Mapping[str, Config], objects: Given, spaces: Mapping[str, Space], seed: int) -> None:
@@ -261,16 +230,12 @@ def refuse_other_search(folder: Path, settings: Mapping[str, Any], trials: int) 
         raise FedkeelError(f"'{folder}' is not empty and holds no search: choose another directory.")
 
 
-def free_folder(settings: Mapping[str, Any], configs: Mapping[str, Config], objects: Given) -> Path:
+def free_folder(settings: Mapping[str, Any], data: str) -> Path:
     """The first of `runs/tune-<data>`, `-2`, ... that is free, or holds this search."""
-    label, config = next(iter(configs.items()))
-    base = f"tune-{slug(config.data.partition('(')[0] or objects[label]['federation'].name)}"
-    free = (
-        f
-        for f in numbered(base)
-        if not f.exists() or ((f / SEARCH).exists() and read_search(f)["settings"] == settings)
-    )
-    return next(free)
+    for folder in numbered(f"tune-{slug(data)}"):
+        if not folder.exists() or ((folder / SEARCH).exists() and read_search(folder)["settings"] == settings):
+            return folder
+    raise FedkeelError(f"'runs/tune-{slug(data)}' and ten thousand after it are taken: give a directory.")
 
 
 def write(folder: Path, settings: Mapping[str, Any], trials: int, searches: Sequence[Search]) -> dict[str, Any]:

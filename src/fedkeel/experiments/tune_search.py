@@ -6,8 +6,7 @@ import itertools
 import math
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +26,7 @@ from fedkeel.engine.idle import without_idle
 from fedkeel.engine.metrics import chosen, selection
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.jobs import Job
-from fedkeel.experiments.tune_space import Space, configured, default_params, edge, short, shown
+from fedkeel.experiments.tune_space import Space, configured, default_params, short, shown
 from fedkeel.files import explained
 from fedkeel.observer import Observer
 from fedkeel.simulation import simulate
@@ -35,22 +34,8 @@ from fedkeel.simulation import simulate
 JOURNAL, TRIALS = "tuning.journal", "trials"
 AT_RANDOM = 5  # trials, before the results of others decide what is drawn
 FEWEST = 3  # finished trials that one must be behind the median of to be pruned
-ENOUGH_TO_WEIGH = 8  # finished trials, for the importance of options
 NUMBER, PROBLEM = "number", "problem"
 STATES = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Optuna tells of every study on stderr, and of what it calls experimental, unless it is asked not to."""
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            yield
-    finally:
-        optuna.logging.set_verbosity(before)
 
 
 @dataclass(frozen=True)
@@ -76,21 +61,21 @@ class Search:
         whole = len(lists) == len(self.space) and math.prod(map(len, lists)) <= self.trials
         return [dict(zip(self.space, point, strict=True)) for point in itertools.product(*lists)] if whole else []
 
-    @property
-    def planned(self) -> int:
-        return len(self.grid) or self.trials
-
     def study(self, number: int = 0) -> optuna.Study:
         """As one process sees it that is to ask for this trial."""
         seed = seeds.derive(self.config.seed, "tune", self.label, number) % 2**32
         with explained(self.folder, ""):
             self.folder.mkdir(parents=True, exist_ok=True)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # it tells of every study and trial on stderr
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=AT_RANDOM, constant_liar=True)
+            storage = JournalStorage(JournalFileBackend(str(self.folder / JOURNAL)))
+        median = optuna.pruners.MedianPruner(FEWEST, self.config.rounds // 2, n_min_trials=FEWEST)
         return optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(self.folder / JOURNAL))),
-            sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=AT_RANDOM, constant_liar=True),
-            pruner=optuna.pruners.MedianPruner(FEWEST, self.config.rounds // 2, n_min_trials=FEWEST)
-            if self.prune
-            else optuna.pruners.NopPruner(),
+            storage=storage,
+            sampler=sampler,
+            pruner=median if self.prune else optuna.pruners.NopPruner(),
             study_name=self.label,
             direction="minimize" if self.lower else "maximize",
             load_if_exists=True,
@@ -111,7 +96,7 @@ class Search:
             study.tell(trial.number, state=TrialState.FAIL)
             study.enqueue_trial(trial.params)
         over = {trial.user_attrs[NUMBER] for trial in self.over(study)}
-        return [self.attempt(number, is_over=number in over) for number in range(self.planned)]
+        return [self.attempt(number, is_over=number in over) for number in range(len(self.grid) or self.trials)]
 
     def attempt(self, number: int, *, is_over: bool = False) -> Attempt:
         directory = self.folder / TRIALS / slug(self.label) / f"{number:03d}"
@@ -124,24 +109,13 @@ class Search:
 
     def document(self) -> dict[str, Any]:
         """All of it, for who reads it without Optuna."""
-        study = self.study()
-        over = self.over(study)
+        over = self.over(self.study())
         done = [trial for trial in over if trial.state == TrialState.COMPLETE]
         best = (min if self.lower else max)(done, key=lambda trial: trial.value or 0.0, default=None)
-        shares: Mapping[str, float] = {}
-        varied = [name for name in self.space if len({str(trial.params[name]) for trial in done}) > 1]
-        if len(done) >= ENOUGH_TO_WEIGH and len(varied) > 1 and len({trial.value for trial in done}) > 1:
-            weigh = optuna.importance.FanovaImportanceEvaluator(seed=0)
-            shares = optuna.importance.get_param_importances(study, evaluator=weigh, params=varied)
-        ends = {name: edge(found, self.params(best)[name]) for name, found in self.space.items()} if best else {}
         return {
             "method": self.label,
             "space": {name: shown(found) for name, found in self.space.items()},
-            "grid": bool(self.grid),
-            "planned": self.planned,
             "best": best.user_attrs[NUMBER] if best else None,
-            "edges": {name: end for name, end in ends.items() if end},
-            "importance": {name: round(share, 4) for name, share in shares.items()},
             "trials": [
                 {
                     "number": trial.user_attrs[NUMBER],
@@ -164,32 +138,30 @@ class Attempt(Job):
     search: Search = field(kw_only=True, compare=False)
     number: int = 0
     is_over: bool = field(default=False, compare=False)
-    competes = True
 
     def __str__(self) -> str:
         return f"{self.label} trial {self.number}"
 
     def run(self, observer: Observer, objects: Mapping[str, Any]) -> None:
-        with quiet():
-            search, study = self.search, self.search.study(self.number)
-            trial = study.ask(search.space)
-            config = without_idle(configured(self.config, search.params(trial)))
-            watching = _Reports(trial, search, observer)
-            shutil.rmtree(self.directory, ignore_errors=True)
-            try:
-                simulate(config, directory=self.directory, observer=watching, verbose=False, **objects)
-                value = outcome(watching.values, config, lower=search.lower)
-            except optuna.TrialPruned:
-                trial.set_user_attr(NUMBER, self.number)
-                study.tell(trial, state=TrialState.PRUNED)
-            except FedkeelError as error:  # as it diverges, or memory runs out: so would the next with these settings
-                trial.set_user_attr(PROBLEM, str(error))
-                trial.set_user_attr(NUMBER, self.number)
-                study.tell(trial, state=TrialState.FAIL)
-                raise
-            else:
-                trial.set_user_attr(NUMBER, self.number)
-                study.tell(trial, value)
+        search, study = self.search, self.search.study(self.number)
+        trial = study.ask(search.space)
+        config = without_idle(configured(self.config, search.params(trial)))
+        watching = _Reports(trial, search, observer)
+        shutil.rmtree(self.directory, ignore_errors=True)
+        try:
+            simulate(config, directory=self.directory, observer=watching, verbose=False, **objects)
+            value = outcome(watching.values, config, lower=search.lower)
+        except optuna.TrialPruned:
+            trial.set_user_attr(NUMBER, self.number)
+            study.tell(trial, state=TrialState.PRUNED)
+        except FedkeelError as error:  # as it diverges, or memory runs out: so would the next with these settings
+            trial.set_user_attr(PROBLEM, str(error))
+            trial.set_user_attr(NUMBER, self.number)
+            study.tell(trial, state=TrialState.FAIL)
+            raise
+        else:
+            trial.set_user_attr(NUMBER, self.number)
+            study.tell(trial, value)
 
 
 class _Reports(Observer):

@@ -15,6 +15,7 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from fedkeel import config as configuration
+from fedkeel import methods
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError, nearest, quoted
 from fedkeel.experiments.rows import own_options
@@ -97,19 +98,6 @@ def ends(found: BaseDistribution) -> tuple[Any, ...]:
     return found.low, found.high
 
 
-def edge(found: BaseDistribution, value: Any) -> str:
-    """At which end of a range, or of a list of three numbers or more, a value is: a twentieth of it or less away."""
-    numbers = [end for end in ends(found) if isinstance(end, int | float) and not isinstance(end, bool)]
-    if isinstance(found, CategoricalDistribution):
-        if len(numbers) < max(3, len(found.choices)):
-            return ""
-        return {min(numbers): "lower", max(numbers): "upper"}.get(value, "")
-    log = isinstance(found, FloatDistribution) and found.log
-    low, high, at = (math.log(number) if log else number for number in (*numbers, value))
-    near = 0.0 if isinstance(found, IntDistribution) else (high - low) / 20
-    return "lower" if at - low <= near else "upper" if high - at <= near else ""
-
-
 def short(value: Any) -> Any:
     """A number that can be read and typed."""
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
@@ -143,7 +131,9 @@ def spaces_of(space: Space, configs: Mapping[str, Config]) -> dict[str, Space]:
         for name, found in rows[label].items():
             _refuse_fixed(label, name, config)
             for value in ends(found):
-                _check(configured(config, {name: value}), name.rpartition(".")[0])
+                tried = configured(config, {name: value})
+                if "." in name:
+                    methods.build(tried.method)
     return rows
 
 
@@ -155,13 +145,6 @@ def _refuse_fixed(label: str, name: str, config: Config) -> None:
         raise FedkeelError(f"'{label}' sets '{option}', which is tuned: leave it out there, or out of the space.")
     if not dot and getattr(config, name) == PYTHON_OBJECT:
         raise FedkeelError(f"The space has '{name}', but the {name} is given as an object: leave one of them out.")
-
-
-def _check(config: Config, part: str) -> None:
-    """That the method takes its options; a `Config` has checked its own."""
-    for given in parse_sum(config.method) if part else ():
-        if given.name == part:
-            METHODS.make(part, **given.options)
 
 
 def configured(config: Config, params: Mapping[str, Any]) -> Config:

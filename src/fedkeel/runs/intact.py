@@ -18,7 +18,7 @@ from fedkeel.files import below, digest, read_sealed
 from fedkeel.runs.store import CHECKSUMS, CONFIG, METRICS, SUMMARY, checkpoints, has_finished, read_header
 
 MOST_NAMED = 20  # clients to choose from, in a sentence
-HELD = {CONFIG: "a run", "comparison.json": "a comparison", "tuning.json": "a search", ".fedkeel-demo": "a demo"}
+HELD = {CONFIG: "a run", "comparison.json": "a comparison", "tuning.json": "a search"}
 
 
 def refuse_to_hide(directory: Path, own: str = CONFIG, runs: Collection[Path] = ()) -> None:

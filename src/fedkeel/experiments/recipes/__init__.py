@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -156,20 +155,6 @@ def names() -> list[str]:
         if file.name.endswith(".toml")
     ]
     return sorted(found, key=_in_order)
-
-
-def matching(name: str) -> list[str]:
-    """The recipes that a word means: a recipe or a file, all of a paper's ("hbn"), or those that fit "hbn/table*".
-
-    A paper's are those with its own data and networks; a variant is only run by its name, or those for two cores
-    together as "hbn/small".
-    """
-    if name.endswith("/small"):
-        name = name.replace("small", "*-small")
-    if name.endswith(".toml") or name in names():
-        return [name]
-    found = [known for known in names() if fnmatchcase(known, name if "*" in name else f"{name}/*")]
-    return [known for known in found if "-" in name or not load(known).substitute] or [name]
 
 
 def load(name: str) -> Recipe:
