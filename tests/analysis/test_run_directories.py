@@ -127,10 +127,10 @@ class TestNotebooks:
         drawn = {row["name"]: (row["x"], row["y"]) for row in run.plot().spec["data"]["values"]}
         assert drawn == {"average": ([1, 5], [37.5, 62.5]), "a": ([1, 5], [25, 50]), "b": ([1, 5], [50, 75])}
         assert [row["name"] for row in run.plot(domains=False).spec["data"]["values"]] == ["average"]
-        assert run.plot().spec["title"] == {"text": "fedavg on digits-shift", "subtitle": "test accuracy, %"}
+        assert run.plot().spec["title"] == {"text": ["fedavg on digits-shift"], "subtitle": ["test accuracy, %"]}
         named = Run(tmp_path / "run")
         named.config = named.config.replace(method="fedprox(mu=0.1)", data="folder(root=images, size=64)")
-        assert named.plot().spec["title"]["text"] == "fedprox(mu=0.1) on folder"
+        assert named.plot().spec["title"]["text"] == ["fedprox(mu=0.1) on folder"]
 
     def test_a_frame_of_the_records(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         run = written(tmp_path / "run", [scores(0, {"a": 0.25}), {"kind": "round", "round": 0, "loss": 2.0}])

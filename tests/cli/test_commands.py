@@ -109,7 +109,7 @@ class TestMistakes:
             (["run", "--zzzzzz"], "see 'fedkeel run --help'."),
             (["run", "--foo"], "see 'fedkeel run --help'."),
             (["run", "--lr", "0.1"], "did you mean '--learning-rate'?"),
-            (["run", "--device", "gpu"], "did you mean 'cuda'?"),
+            (["run", "--device", "gpu"], "give auto, cpu, cuda or cuda:N"),
             (["run", "fedbn"], "did you mean '--method fedbn'?"),
             (["run", "--rounds"], "--rounds expected one argument"),
             (["run", "--rounds", "ten"], "'rounds' is 'ten', which is not a whole number"),

@@ -48,7 +48,6 @@ def test_it_prints_the_choices_and_the_table_and_its_folder_can_be_shown(
     rows = json.loads(capsys.readouterr().out)["runs"]
     assert [run["method"] for run in rows] == [run["method"] for run in document["comparison"]["runs"]]
     assert main(["report", out]) == 0
-    assert "Tuning: how the settings were chosen" in (tmp_path / "search" / "report.html").read_text()
 
 
 def test_options_of_a_file_count_but_for_what_a_search_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

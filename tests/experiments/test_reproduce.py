@@ -315,3 +315,11 @@ class TestCommand:
         captured = capsys.readouterr()
         assert "fedkeel: Skipped: There is no method named 'nosuchmethod'" in captured.err
         assert "– / 50.0 / –" in captured.out
+
+
+def test_small_is_all_of_a_papers_tables_for_two_cores() -> None:
+    from fedkeel.cli.reproduce import recipes_of
+
+    assert recipes_of("greg/small") == [f"greg/table{number}-small" for number in (1, 2, 3, 9)]
+    assert recipes_of("hbn/table1") == ["hbn/table1"]
+    assert recipes_of("nobody/small") == ["nobody/small"]

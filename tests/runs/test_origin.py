@@ -40,7 +40,7 @@ def edit(directory: Path, **changes: Any) -> None:
 def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     run = interrupted(tmp_path / "r")
     before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
-    with pytest.raises(FedkeelError, match="'clinic' has 8 training samples, and had 9 when the run began: put them"):
+    with pytest.raises(FedkeelError, match="'clinic' has 8 samples to train, and had 9 when the run began: put "):
         tiny.resume(run.directory, on=tiny.federation({**tiny.SIZES, "clinic": 8}))
     with pytest.raises(FedkeelError, match="have changed, the samples of 'ward' are not those") as caught:
         tiny.resume(run.directory, on=tiny.federation(seed=1))

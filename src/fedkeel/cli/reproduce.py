@@ -6,6 +6,7 @@ examples:
   FEDKEEL_DATA=./data fedkeel reproduce hbn/table1 --only CIFAR-10
   fedkeel reproduce fedwon/table1 --only FedBN FedWon Office-Caltech-10 --seeds 1
   fedkeel reproduce hbn/table6 --rounds 5        a quick look
+  fedkeel reproduce greg/small                   all of a paper's tables at a size for two cores
 """
 
 from __future__ import annotations
@@ -60,18 +61,35 @@ def run(arguments: Arguments) -> int:
 
     options = {name: getattr(arguments, name) for name in ("only", "seeds", "jobs")}
     options |= {"directory": arguments.out or PLACE, **given_options(arguments)}
-    with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
-        result = reproduce(arguments.recipe, observer=progress, **options)
+    results = []
+    for name in recipes_of(arguments.recipe):
+        with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
+            results.append(reproduce(name, observer=progress, **options))
+        if not arguments.json:
+            print_result(results[-1], markdown=arguments.markdown)
     if arguments.json:
-        print(json.dumps(result.to_dict(), indent=1))
-    elif arguments.markdown:
+        documents = [result.to_dict() for result in results]
+        print(json.dumps(documents if len(documents) > 1 else documents[0], indent=1))
+    return 1 if any(result.missing for result in results) else 0
+
+
+def recipes_of(name: str) -> list[str]:
+    """The recipe of this name, or for `PAPER/small` all of a paper's at a size for two cores."""
+    from fedkeel.experiments.recipes import names
+
+    paper, _, kind = name.partition("/")
+    small = [other for other in names() if other.startswith(f"{paper}/") and other.endswith("-small")]
+    return small if kind == "small" and small else [name]
+
+
+def print_result(result: Reproduction, *, markdown: bool) -> None:
+    if markdown:
         print(result.markdown())
-    else:
-        show([*lines_of(result), f"The run directories are in {result.directory}/"])
-        failures = [f"{name} failed: {why}" for name, why in result.failures.items()]
-        for sentence in (*result.skipped, *failures):
-            print(f"fedkeel: {visible(sentence)}", file=sys.stderr)
-    return 1 if result.missing else 0
+        return
+    show([*lines_of(result), f"The run directories are in {result.directory}/"])
+    failures = [f"{name} failed: {why}" for name, why in result.failures.items()]
+    for sentence in (*result.skipped, *failures):
+        print(f"fedkeel: {visible(sentence)}", file=sys.stderr)
 
 
 def lines_of(result: Reproduction) -> Iterator[Line]:

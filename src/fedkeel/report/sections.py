@@ -218,4 +218,5 @@ def repeat_section(group: Group) -> Iterator[Markup]:
     command = ["fedkeel", "run"]
     if len(group.members) > 1:
         command = ["fedkeel", "compare", *group.labels, "--seeds", ",".join(map(str, seeds)) + ","]
-    yield html("code", shlex.join([*command, "--config", config]))
+    code = [word for file in sorted((first.run.directory / "code").glob("*.py")) for word in ("--import", str(file))]
+    yield html("code", shlex.join([*command, "--config", config, *code]))
