@@ -19,12 +19,11 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_numbers_then_methods_then_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_then_methods_then_whether_to_calibrate(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", "--rounds", "1", *QUICK]) == 0
     out = capsys.readouterr().out
     parts = ["digits-shift: 5 clients with 30 training samples", "Labels ", "Looks ", "Pilot: FedAvg gets", "Try:"]
-    parts += ["  fedavg: ", "  greg: looks differ much", "Calibrate: yes", "Next:", "fedkeel compare fedavg greg"]
-    parts += ["fedkeel tune fedavg greg", "fedkeel calibrate RUN --images DIR"]
+    parts += ["  fedavg: ", "  greg: looks differ much", "Calibrate: yes"]
     places = [out.find(part) for part in parts]
     assert -1 not in places, parts[places.index(-1)]
     assert places == sorted(places)
@@ -43,9 +42,7 @@ def test_a_configuration_of_a_run_can_be_given(capsys: pytest.CaptureFixture[str
     Path("run.toml").write_text(Config(method="greg", rounds=30, batch_size=4, patience=3, metrics="auc").to_toml())
     assert main(["advise", "--no-pilot", "--config", "run.toml", *QUICK]) == 0
     out = capsys.readouterr().out
-    assert "fedkeel compare fedavg fedwon greg fedbn " in out
-    assert "--batch-size 4" in out
-    assert "--patience" not in out
+    assert out.index("  fedwon: ") < out.index("  greg: "), "batches of four images are small"
 
 
 @pytest.mark.parametrize(
