@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from fedkeel.core.messages import Broadcast
 from fedkeel.core.method import Method
 from fedkeel.data.federation import Client, Federation
 from fedkeel.data.transforms import parse_transforms
+from fedkeel.engine.executors.processes import has_shared_memory
 from fedkeel.engine.local import Worker
 from fedkeel.engine.setup import Setup, prepare
 from fedkeel.engine.tasks import Task
@@ -110,6 +112,8 @@ OPTIONS: dict[str, Any] = {
 
 def by(executor: str) -> dict[str, Any]:
     """An executor, with two workers where it has any."""
+    if executor == "processes" and not has_shared_memory():
+        pytest.skip("this machine has no /dev/shm")
     return {"executor": executor, "workers": 2 if executor == "processes" else 0}
 
 

@@ -79,6 +79,7 @@ OVER_NETWORK: list[tuple[Options, str]] = [
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(RayExecutor, "cannot_run", lambda *_: "")
+    monkeypatch.setattr("fedkeel.engine.executors.processes.has_shared_memory", lambda: True)
 
 
 @pytest.mark.parametrize(("option", "beside", "words", "remedy"), REFUSED, ids=lambda value: ",".join(value) or "-")

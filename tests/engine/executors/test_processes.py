@@ -22,7 +22,7 @@ from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Missing, Update
 from fedkeel.core.method import Method
 from fedkeel.engine.executors.executor import Executor
-from fedkeel.engine.executors.processes import ProcessesExecutor
+from fedkeel.engine.executors.processes import ProcessesExecutor, has_shared_memory
 from fedkeel.engine.local import Worker
 from fedkeel.engine.tasks import Result, fetched
 from fedkeel.errors import ShortageError, TrainingError
@@ -31,6 +31,8 @@ from fedkeel.stopping import Stopped, stop_requested
 from tests import tiny
 from tests.engine.executors.test_serial import METHODS
 from tests.processes import HANG, children, ended, forked, until
+
+pytestmark = pytest.mark.skipif(not has_shared_memory(), reason="this machine has no /dev/shm")
 
 
 def tensors(run: Run) -> dict[str, torch.Tensor]:
