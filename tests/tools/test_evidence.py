@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from fedkeel.experiments.recipes import parse
+from tests.processes import until
 from tests.tools.lines import RECIPE
 
 import evidence  # isort: skip
@@ -36,13 +36,6 @@ def start(
 def output(process: subprocess.Popen[str]) -> str:
     said, _ = process.communicate(timeout=300)
     return said
-
-
-def wait_for(true: Callable[[], bool]) -> None:
-    until = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def test_what_is_missing_becomes_lines_that_name_their_commit(tmp_path: Path) -> None:
@@ -92,8 +85,8 @@ def test_a_run_that_was_ended_goes_on_and_one_of_another_commit_begins_anew(tmp_
         return sum(len(path.read_text().splitlines()) for path in runs.glob("*/seed20/timing.jsonl"))
 
     first = start(tmp_path, block, recipe)
-    wait_for(lambda: rounds() > 5)
-    for _ in range(2):  # asked, it waits for the run; asked again it ends it
+    until(lambda: rounds() > 5)
+    while first.poll() is None:  # asked, it waits for the run; asked again, it ends it
         first.send_signal(signal.SIGTERM)
         time.sleep(0.5)
     output(first)
@@ -102,14 +95,14 @@ def test_a_run_that_was_ended_goes_on_and_one_of_another_commit_begins_anew(tmp_
     which = begun.stat().st_ino, begun.stat().st_mtime_ns
     done = rounds()
     second = start(tmp_path, block, recipe)
-    wait_for(lambda: rounds() > done)
+    until(lambda: rounds() > done)
     assert (begun.stat().st_ino, begun.stat().st_mtime_ns) == which
     for _ in range(2):
         second.send_signal(signal.SIGTERM)
         time.sleep(0.5)
     output(second)
     third = start(tmp_path, block, recipe, commit="def")
-    wait_for(lambda: begun.exists() and (begun.stat().st_ino, begun.stat().st_mtime_ns) != which)
+    until(lambda: begun.exists() and (begun.stat().st_ino, begun.stat().st_mtime_ns) != which)
     third.send_signal(signal.SIGTERM)
     output(third)
     assert [(line.rounds, line.commit) for line in Ledger(tmp_path / "results")] == [(400, "def")]
@@ -131,10 +124,10 @@ def test_nothing_runs_while_there_is_the_file(tmp_path: Path) -> None:
 
         work.at_work = {child: None}
         work.pause()
-        wait_for(lambda: state().startswith("T"))
+        until(lambda: state().startswith("T"))
         (tmp_path / "PAUSE").unlink()
         work.pause()
-        wait_for(lambda: not state().startswith("T"))
+        until(lambda: not state().startswith("T"))
         child.kill()
         child.wait()
     (tmp_path / "PAUSE").unlink(missing_ok=True)

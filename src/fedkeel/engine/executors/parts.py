@@ -1,6 +1,5 @@
 """What executors share whose clients run in other processes: evaluations in parts, a second try, and what travels."""
 
-import pickle
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,22 +57,20 @@ def parts_of(worker: Worker, task: Task) -> list[Task]:
 
 
 # -- what travels ------------------------------------------------------------------------------------------------------
-def packed(result: Result[Any] | Missing) -> tuple[Result[bytes] | Missing, bytes]:
-    """With its outcome as bytes, an update or an answer as over a network, evaluations, which never travel there,
-    pickled; and what the client remembers beside it."""
+def packed(result: Result[Any] | Missing) -> tuple[Result[Any] | Missing, bytes]:
+    """An update or an answer as the bytes that it is over a network, evaluations as they are; and what the client
+    remembers beside it."""
     if isinstance(result, Missing):
         return result, b""
     if isinstance(result.outcome, Message):
         outcome = pack(result.outcome.header, **result.outcome.groups)
         return Result(result.client, outcome, seconds=result.seconds), memory_to_bytes(result.memory)
-    return Result(result.client, pickle.dumps(result.outcome)), b""
+    return Result(result.client, result.outcome), b""
 
 
-def unpacked(task: Task, result: Result[bytes] | Missing, memory: Remembered) -> Result[Any] | Missing:
-    if isinstance(result, Missing):
+def unpacked(task: Task, result: Result[Any] | Missing, memory: Remembered) -> Result[Any] | Missing:
+    if isinstance(result, Missing) or task.do == "evaluate":
         return result
-    if task.do == "evaluate":
-        return Result(task.client, pickle.loads(result.outcome))
     kind = Update if task.do == "train" else Answer
     return Result(task.client, kind.of(*unpack(result.outcome)), memory, result.seconds)
 

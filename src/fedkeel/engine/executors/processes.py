@@ -33,7 +33,7 @@ from fedkeel.stopping import LOOK, Stopped, stop_requested
 
 KEPT_BYTES = 1 << 30
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # M_... in <malloc.h>
-Packed = tuple[Result[bytes] | Missing, bytes]
+Packed = tuple[Result[Any] | Missing, bytes]
 DIED = "its worker process died: it may need more memory than there is, give fewer --workers"
 
 
